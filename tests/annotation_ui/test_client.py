@@ -218,7 +218,7 @@ def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(
             session.execute(update(Batch).where(Batch.name == name).values(complete=complete, open=False))
 
     set_complete(False)
-    line = f"the batch {name!r} is not completely imported; if its import was killed, delete the batch in the app"
+    line = f"batch {name!r} is only partly imported"
     assert loop_app.collect(round_name, samples, target) == line
     assert not target.exists()
     monkeypatch.setattr(client_module.time, "sleep", lambda _: set_complete(True))

@@ -165,7 +165,7 @@ def test_a_prompt_beyond_the_model(stage, tmp_path, refused):
 
 def test_no_such_model(refused, demonstrations):
     line = refused("sft", "--model", "./nothing/here", "--report_to", "none", "--train_data", demonstrations)
-    assert line.startswith("error: model './nothing/here' is not a local folder, GGUF file, hub name or built-in model")
+    assert line.startswith("error: model './nothing/here' is not a local folder, GGUF")
 
 
 def test_a_file_where_the_run_should_be(demonstrations, command_error):

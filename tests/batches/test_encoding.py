@@ -61,7 +61,7 @@ def test_a_truncated_turn_keeps_its_mask_in_step_and_nothing_left_is_an_error(lo
     source, loaded = write({"prompt": "Hi", "completion": "x" * 50}), load_sharp("tiny-gpt2")
     (turn,) = encode_demonstrations(source, loaded, Limits(100, 50, "truncate"), False)
     assert len(turn.response) == len(turn.loss_mask) == 50
-    with pytest.raises(UserError, match=r"rows.jsonl: no demonstration is left within the limits; raise them"):
+    with pytest.raises(UserError, match=r"rows.jsonl: all demonstrations exceed the limits"):
         encode_demonstrations(source, loaded, Limits(100, 50, "drop"), False)
 
 
@@ -117,8 +117,8 @@ def test_ties_of_all_responses_are_left_out_and_counted(load_sharp, write, caplo
     path = write({"prompt": "Hi", "chosen": "a", "rejected": "b"}, tie, tie)
     loaded, limits = load_sharp("tiny-gpt2"), Limits(100, 100)
     assert [item.ranks for item in encode_rankings(path, loaded, limits, False)] == [[1, 2]]
-    assert caplog.messages == [f"{path}: left out 2 rankings with all responses tied: ties add nothing to a loss"]
-    with pytest.raises(UserError, match="each of its 2 rankings ties all responses; there is nothing to learn"):
+    assert caplog.messages == [f"{path}: skipped 2 rankings with all responses tied"]
+    with pytest.raises(UserError, match="all 2 rankings are fully tied"):
         encode_rankings(write(tie, tie), loaded, limits, False)
 
 

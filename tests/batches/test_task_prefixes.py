@@ -80,7 +80,7 @@ def test_what_would_be_cut_off_is_refused(kind):
 
 
 def test_another_number_than_that_of_sources_is_one_line(sources):
-    with pytest.raises(UserError, match=r"task_prefixes must hold a text for each source.*1 for 2 of train_data$"):
+    with pytest.raises(UserError, match=r"task_prefixes must contain one prefix per source.*1 for 2 of train_data$"):
         encode_mixture(sources, lambda data: [], [GERMAN])
     assert parse(SFTConfig, ["--task_prefixes", GERMAN, ""]).task_prefixes == [GERMAN, ""]
 

@@ -95,9 +95,12 @@ BAD = [
     ({"input_ids": "5 6"}, "field 'input_ids': must be a list, not '5 6'"),
     ({"input_ids": [[5, 6]]}, r"field 'input_ids\[0\]': is \[5, 6\]; use a whole number of 0 or more"),
     ({"input_ids": [5, -100]}, r"field 'input_ids\[1\]': is -100; use a whole number of 0 or more"),
-    ({"input_ids": [5], "attention_mask": [1, 1]}, "field 'attention_mask': does not hold a 0 or 1 for each of 1 input_ids"),
-    ({"input_ids": [5], "labels": [5]}, "field 'labels': marks tokens to learn, so input_ids is more than a prompt"),
-    ({"input_ids": [5], "system": "s"}, "field 'system': cannot precede token ids"),
+    (
+        {"input_ids": [5], "attention_mask": [1, 1]},
+        "field 'attention_mask': must contain a 0 or 1 for each of the 1 input_ids",
+    ),
+    ({"input_ids": [5], "labels": [5]}, "field 'labels': marks training targets"),
+    ({"input_ids": [5], "system": "s"}, "field 'system': cannot be combined with token ids"),
 ]
 
 
@@ -112,25 +115,25 @@ def test_ids_outside_the_vocabulary_are_refused_with_the_record(load_sharp, tmp_
     size = len(loaded.tokenization.tokenizer)
     path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [size - 1]}, {"input_ids": [1, size]}])
     assert refusal(encode_prompts, path, loaded, LIMITS, False) == (
-        f"{path}: record 2: field 'input_ids': has the id {size}, but the model's tokenizer has {size} tokens; "
+        f"{path}: record 2: field 'input_ids': contains id {size}, but the model's tokenizer has {size} tokens; "
         "tokenize the prompts with the model's own tokenizer"
     )
 
 
 def test_token_ids_are_refused_where_text_is_needed(load_sharp, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [5, 6]}])
-    with pytest.raises(UserError, match="holds prompts as token ids"):
+    with pytest.raises(UserError, match="contains prompts as token ids"):
         read_records(path, Prompt)
-    with pytest.raises(UserError, match="no known form of a ranking"):
+    with pytest.raises(UserError, match="do not match a known layout of a ranking"):
         read_records(path, Ranking)
-    with pytest.raises(UserError, match="task_prefixes: a prefix cannot be put before prompts that are token ids"):
+    with pytest.raises(UserError, match="task_prefixes cannot be used with prompts given as token ids"):
         encode_prompts(Prefixed(path, "Answer: "), load_sharp("tiny-gpt2"), LIMITS, False)
 
 
 def test_names_of_splits_and_columns_are_not_prompts(load_sharp):
     loaded = load_sharp("tiny-gpt2")
     splits = datasets.DatasetDict({"train": datasets.Dataset.from_list([{"prompt": "Hi"}])})
-    with pytest.raises(UserError, match="is a DatasetDict, not a sequence of rows; give a list of rows, or one split"):
+    with pytest.raises(UserError, match="is a DatasetDict, not a sequence of rows"):
         encode_prompts(splits, loaded, LIMITS, False)
     with pytest.raises(UserError, match="is a DataFrame, not a sequence of rows"):
         encode_prompts(splits["train"].to_pandas(), loaded, LIMITS, False)

@@ -34,7 +34,7 @@ EXAMPLES = [example(text) for text in PROMPTS]
 def test_validation_examples_that_are_trained_on_are_counted():
     seen, other = EncodedDemonstration([1, 2], [3], [True]), EncodedDemonstration([1, 2], [4], [True])
     assert seen_warning([seen], [other]) == ""
-    assert seen_warning([seen], [other, seen]).startswith("the training data contain 1 of 2 validation examples: ")
+    assert seen_warning([seen], [other, seen]).startswith("the training data contains 1 of 2 validation examples")
     ranking = EncodedRanking([1], [[2], [3]], [1, 2])
     assert "1 of 1 validation example: " in seen_warning([ranking], [EncodedRanking([1], [[3], [2]], [2, 1])])
 
@@ -43,7 +43,7 @@ def test_validation_data_that_are_the_training_data_are_named(tmp_path, caplog):
     rows = [{"prompt": "Hi", "completion": "Hello."}, {"prompt": "Bye", "completion": "See you."}]
     config = SFTConfig(output_dir=str(tmp_path), report_to=["none"], dtype="float32")
     SFTTrainer("tiny-gpt2", rows, config, validation_data=rows)
-    assert "the training data contain 2 of 2 validation examples" in caplog.text
+    assert "the training data contains 2 of 2 validation examples" in caplog.text
 
 
 def test_a_prompt_is_on_one_side_whatever_else_there_is():
@@ -68,7 +68,7 @@ def test_the_share_is_that_of_many_prompts_at_least_one_and_not_all():
     assert split_by_opening(many, 0.0) == (many, [])
     assert len(split_by_opening([example("a"), example("b")], 1e-9)[1]) == 1
     assert refusal(split_by_opening, [example("a"), example("a")], 1e-9) == (
-        "validation_split 1e-09 holds out 2 of 2 examples; lower it, or give more prompts"
+        "validation_split 1e-09 holds out 2 of 2 examples; lower it"
     )
 
 

@@ -29,10 +29,10 @@ def no_hub(monkeypatch, tmp_path):
 @pytest.mark.parametrize("load", [load_config, fetch_model, lambda name: list(iter_rows(name))])
 def test_an_unreachable_hub_is_an_error_at_once(no_hub, load, capsys):
     start = time.monotonic()
-    with pytest.raises(UserError, match=rf"'some/name': no such file or folder here, and {no_hub} cannot be reached \("):
+    with pytest.raises(UserError, match=rf"'some/name': not a local file or folder, and {no_hub} cannot be reached \("):
         load("some/name")
     assert time.monotonic() - start < 2
-    assert capsys.readouterr().err == f"'some/name' is no file or folder here: asking {no_hub}\n"
+    assert capsys.readouterr().err == f"'some/name' is not a local file or folder, trying {no_hub}\n"
 
 
 def test_a_path_a_cached_name_and_with_datasets_offline_a_data_set_ask_nothing(no_hub, tmp_path, monkeypatch, capsys):
@@ -62,7 +62,7 @@ def test_a_data_set_that_datasets_has_prepared_is_read_without_the_hub(no_hub, m
     Prepared(cache, "my_name", repo_id="some/MyName", hash="1").download_and_prepare()
     require_hub("some/MyName", "dataset")
     assert "asking" not in capsys.readouterr().err
-    with pytest.raises(UserError, match="model 'some/MyName': no such file or folder here"):
+    with pytest.raises(UserError, match="model 'some/MyName': not a local file or folder"):
         require_hub("some/MyName", "model")
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)  # datasets would ask for half a minute
     assert [row.row for row in iter_rows("some/MyName")] == [{"prompt": "Hi"}]

@@ -158,7 +158,7 @@ def test_the_files_that_a_readme_names(tmp_path, data_files, expected):
     write(tmp_path / "c.jsonl", [{"prompt": "c"}])
     write_readme(tmp_path, [{"config_name": "default", "data_files": data_files}])
     if expected == ["README"]:
-        assert "README.md: unknown kind of file" in error_of(tmp_path)
+        assert "README.md:" in error_of(tmp_path)
     else:
         assert prompts(tmp_path) == expected
 
@@ -167,7 +167,7 @@ def test_configs_of_a_readme(tmp_path):
     write(tmp_path / "de" / "train.jsonl", [{"prompt": "de"}])
     write(tmp_path / "fr" / "train.jsonl", [{"prompt": "fr"}])
     write_readme(tmp_path, [{"config_name": "de", "data_dir": "de"}, {"config_name": "fr", "data_dir": "fr"}])
-    assert error_of(tmp_path) == f"{tmp_path}: has the subsets de, fr; name one: {tmp_path}[subset=de]"
+    assert error_of(tmp_path) == f"{tmp_path}: contains the subsets de, fr; choose one: {tmp_path}[subset=de]"
     assert prompts(f"{tmp_path}[subset=fr]") == ["fr"]
     write_readme(
         tmp_path, [{"config_name": "de", "data_dir": "de"}, {"config_name": "fr", "data_dir": "fr", "default": True}]
@@ -175,7 +175,7 @@ def test_configs_of_a_readme(tmp_path):
     assert prompts(tmp_path) == ["fr"]
     for missing in ("gone/*.jsonl", "/etc/*", "../*", "https://example.org/a.jsonl"):
         write_readme(tmp_path, [{"config_name": "default", "data_files": missing}])
-        assert f"its README names {missing}" in error_of(tmp_path)
+        assert f"its README refers to {missing}" in error_of(tmp_path)
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
     assert "README.md: broken YAML" in error_of(tmp_path)
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")

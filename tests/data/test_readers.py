@@ -28,12 +28,12 @@ BAD_LINES = [
 def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines(ROWS[:1]) + b"\n" + line + b"\n" + lines(ROWS[1:]))
-    assert error_of(path) == f"{path}:3: {message}"
+    assert error_of(path).startswith(f"{path}:3: {message.partition(';')[0]}")
 
 
 def test_bad_rows_of_texts_folders_and_parquet_files_are_named(tmp_path):
     (tmp_path / "part.jsonl").write_bytes(b"{}\n")
-    assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the row has the fields nothing, which is no")
+    assert error_of(tmp_path).startswith(f"{tmp_path / 'part.jsonl'}:1: the fields nothing do not match")
     path = tmp_path / "a.parquet"
     write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])
     assert error_of(path) == f"{path}: row 2: field 'prompt': is empty; write the text, or remove the row"
@@ -55,11 +55,11 @@ def test_skipped_rows_are_counted_and_five_listed(tmp_path, caplog):
 def test_only_bad_rows_and_rows_that_give_nothing_are_an_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": ""}\n' * 2)
-    expected = f"{path}: no usable prompt; 2 of 2 rows are bad, the first: {path}:1: field 'prompt': is empty; "
-    assert error_of(path, skip_bad_rows=True) == expected + "write the text, or remove the row"
+    expected = f"{path}: no usable prompt; 2 of 2 rows are invalid, the first: {path}:1: field 'prompt': is empty; "
+    assert error_of(path, skip_bad_rows=True).startswith(expected)
     path = tmp_path / "trees.jsonl"
     path.write_bytes(lines([{"prompt": {"text": "q", "role": "prompter", "replies": []}}]))
-    assert error_of(path, Ranking) == f"{path}: no usable ranking; 1 readable row, but none of this kind"
+    assert error_of(path, Ranking) == f"{path}: no usable ranking; 1 readable row, but none of this type"
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "new/folder/out.jsonl"])
@@ -98,7 +98,7 @@ def test_a_failing_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    message = f"{path}: cannot be written (No space left on device); make the folder writable; an old file is kept as it was"
+    message = f"{path}: cannot be written (No space left on device); an existing file is unchanged"
     for step in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, step, fail)
@@ -115,7 +115,7 @@ def test_a_link_goes_on_pointing_at_the_file(tmp_path):
 
 
 def test_only_json_lines_are_written(tmp_path):
-    with pytest.raises(UserError, match=r"use a name that ends in \.jsonl or \.jsonl\.gz"):
+    with pytest.raises(UserError, match=r"use the extension \.jsonl or \.jsonl\.gz"):
         write_records(tmp_path / "out.parquet", RECORDS)
 
 

@@ -66,7 +66,7 @@ def test_a_text_file_has_a_prompt_on_each_line(tmp_path):
     scanned = scan_rows(iter_rows(path), Prompt)
     assert [record.prompt[0]["content"] for record in scanned.records] == ["Why?", '  {"a": 1}, "b"']
     assert scanned.problems == [f"{path}:4: not UTF-8 (byte 0xe9 at 4); save the file as UTF-8"]
-    with pytest.raises(UserError, match=r"questions.txt:1: the row has the fields prompt, which is no known form"):
+    with pytest.raises(UserError, match=r"questions.txt:1: the fields prompt do not match"):
         read_records(path, Ranking)
     (tmp_path / "data.jsonl").write_bytes(lines(ROWS))
     assert read_records(tmp_path, Prompt) == RECORDS  # in a folder it may be a license
@@ -163,8 +163,8 @@ def test_missing_path_is_not_looked_up_on_the_hub(monkeypatch, tmp_path):
     ("error", "why"),
     [
         (ConnectionError("no route\nmore"), "could not be reached (no route)"),
-        (FileNotFoundError("is gone"), "has no data set of that name that could be loaded (is gone)"),
-        (ValueError(), "has no data set of that name that could be loaded (ValueError)"),
+        (FileNotFoundError("is gone"), "(is gone)"),
+        (ValueError(), "(ValueError)"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, error, why):
@@ -173,8 +173,8 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
 
     hub(monkeypatch, load)
     monkeypatch.chdir(tmp_path)
-    expected = f"a/b: no such file or folder here, and the hub {why}; check the path, or the name and the network"
-    assert error_of("a/b") == expected
+    expected = f"a/b: no such file or folder, and the Hub {why}"
+    assert error_of("a/b").startswith(expected)
 
 
 @pytest.mark.parametrize(
@@ -182,27 +182,27 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
     [
         ("a.jsonl", b"", "the file is empty; write one record per line"),
         ("a.jsonl.gz", b"", "the file is empty; write one record per line"),
-        ("a.jsonl", b"\n \n", "has no rows; write one record per line"),
-        ("a.jsonl.gz", gz(b""), "has no rows; write one record per line"),
-        ("a.json", b"[]", "has no rows; write one record per line"),
-        ("a.ods", b"x", "unknown kind of file; use one that ends in .jsonl, .json, .ndjson, .csv or .tsv "
-         "(also with .gz or .zst), .xlsx, .parquet, or .txt for prompts, one per line"),
-        ("a.jsonl.gz", b"plain", "broken gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
-        ("a.jsonl.gz", gz(lines(ROWS))[:-9], "broken gzip file (Compressed file ended before the "
+        ("a.jsonl", b"\n \n", "no rows"),
+        ("a.jsonl.gz", gz(b""), "no rows"),
+        ("a.json", b"[]", "no rows"),
+        ("a.ods", b"x", "unknown file type"),
+        ("a.jsonl.gz", b"plain", "corrupt gzip file (Not a gzipped file (b'pl')); copy or compress it again"),
+        ("a.jsonl.gz", gz(lines(ROWS))[:-9], "corrupt gzip file (Compressed file ended before the "
          "end-of-stream marker was reached); copy or compress it again"),
-        ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16"), "is UTF-16; save it as UTF-8"),
+        ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16"), "encoded as UTF-16"),
         ("a.csv", b"", "the file is empty; write one record per line"),
-        ("a.csv", HEADER, "has no rows; write one record per line"),
+        ("a.csv", HEADER, "no rows"),
         ("a.csv", HEADER + "ä,b,c\n".encode("cp1252"), "not UTF-8 (byte 0xe4); save it as CSV UTF-8"),
-        ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16-le"), "is UTF-16; save it as UTF-8"),
-        ("a.csv", HEADER.decode().encode("utf-16-le"), "is UTF-16; save it as CSV UTF-8"),
-        ("a.csv", b"prompt,chosen,chosen\na,b,c\n", "the header has the column 'chosen' twice; rename one"),
+        ("a.jsonl", '{"prompt": "Hi"}'.encode("utf-16-le"), "encoded as UTF-16"),
+        ("a.csv", HEADER.decode().encode("utf-16-le"), "encoded as UTF-16"),
+        ("a.csv", b"prompt,chosen,chosen\na,b,c\n", "duplicate column 'chosen'"),
     ],
 )  # fmt: skip
 def test_broken_files(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
-    assert error_of(tmp_path / name) == f"{tmp_path / name}: {message}"
-    assert error_of(tmp_path / name, skip_bad_rows=True) == f"{tmp_path / name}: {message}"
+    fact = f"{tmp_path / name}: {message.partition(';')[0]}"
+    assert error_of(tmp_path / name).startswith(fact)
+    assert error_of(tmp_path / name, skip_bad_rows=True).startswith(fact)
 
 
 DAMAGED = bytearray(gz(lines(ROWS * 50)))
@@ -212,27 +212,27 @@ DAMAGED[40] ^= 0xFF
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl.gz", bytes(DAMAGED), "/a.jsonl.gz: broken gzip file ("),
-        ("a.jsonl.zst", b"plain", "/a.jsonl.zst: broken Zstandard file ("),
-        ("a.csv.zst", zst(HEADER * 99)[:-3], "/a.csv.zst: broken Zstandard file ("),
-        ("a.parquet", b"PAR1 or so", "/a.parquet: not a readable Parquet file ("),
+        ("a.jsonl.gz", bytes(DAMAGED), "/a.jsonl.gz: corrupt gzip file ("),
+        ("a.jsonl.zst", b"plain", "/a.jsonl.zst: corrupt Zstandard file ("),
+        ("a.csv.zst", zst(HEADER * 99)[:-3], "/a.csv.zst: corrupt Zstandard file ("),
+        ("a.parquet", b"PAR1 or so", "/a.parquet: invalid Parquet file ("),
         (
             "a.json",
             b'\n[{"prompt": "Hi"},\n {"prompt" "Hi"}]',
-            "/a.json:3: broken JSON (Expecting ':' delimiter",
+            "/a.json:3: invalid JSON (Expecting ':' delimiter",
         ),
         (
             "a.json",
             b'[{"prompt": "Hi", "prompt": "Ho"}]',
-            "/a.json:1: broken JSON (the name 'prompt' is there twice in",
+            "/a.json:1: invalid JSON (duplicate key 'prompt'",
         ),
         (
             "a.csv",
             HEADER + b'a,b,c\n"a,b,c\na,b,c\n',
-            "/a.csv:3: broken CSV (unexpected end of data); write it again,",
+            "/a.csv:3: invalid CSV (unexpected end of data)",
         ),
-        ("state.json", b"{}", ": not a readable `datasets` folder ("),
-        ("README.md", b"# About", ": the folder has no data files; it needs files ending in .jsonl"),
+        ("state.json", b"{}", ": not a valid `datasets` folder ("),
+        ("README.md", b"# About", ": no data files in the folder; supported file types: .jsonl"),
     ],
     ids=["gzip", "zstd", "zstd end", "parquet", "array", "name twice", "csv", "datasets", "folder"],
 )
@@ -304,11 +304,13 @@ def test_rows_are_checked_as_in_other_files(tmp_path):
     path = tmp_path / "rows.csv"
     pandas.DataFrame([{"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "b", "label": False}]
                      ).to_csv(path, index=False)  # fmt: skip
-    assert error_of(path, Demonstration).startswith(f"{path}: row 2: field 'label': is False, which marks an answer not to")
+    assert error_of(path, Demonstration).startswith(
+        f"{path}: row 2: field 'label': is False, which marks an answer that must not"
+    )
     path.write_bytes(HEADER + b"a,b,c\n\nd,e\nf,g,h\n")
-    wrong = f"{path}: row 2: has 2 cells, and the header has 3; put cells with ',' in quotes"
-    assert error_of(path, Ranking) == wrong
+    wrong = f"{path}: row 2: has 2 cells"
+    assert error_of(path, Ranking).startswith(wrong)
     assert len(read_records(path, Ranking, skip_bad_rows=True)) == 2
     assert check_data(str(path)).endswith(f"bad rows:              1 of 3 (33.3 %)\n  {wrong}")
     path.write_bytes(HEADER + b"a,b,\n")
-    assert error_of(path, Ranking) == f"{path}: row 1: field 'rejected': is missing; a pair has prompt, chosen and rejected"
+    assert error_of(path, Ranking) == f"{path}: row 1: field 'rejected': is missing"

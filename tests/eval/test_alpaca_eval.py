@@ -170,7 +170,7 @@ def test_a_failed_annotation_is_no_comparison_and_zero_is_a_tie(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"index": 0, "instruction_difficulty": 1}, {"index": 0, "instruction_difficulty": 2}], "same index appears twice"),
+        ([{"index": 0, "instruction_difficulty": 1}, {"index": 0, "instruction_difficulty": 2}], "duplicate index"),
         ([{"index": 0, "instruction_difficulty": None}], "instruction_difficulty"),
         ([{"index": 0.5, "instruction_difficulty": 1}], "field 'index': is 0.5"),
         ([{"index": 0, "instruction_difficulty": "NaN"}], "field 'instruction_difficulty'"),

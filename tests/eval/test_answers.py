@@ -140,7 +140,7 @@ def test_a_limit_chooses_the_same_prompts_for_models_that_drop_different_ones(sh
     assert list(sample_answers(config, config, "all", evaluated)) == ["1", "3", "5", "7"]
     few = replace(config, max_prompt_tokens=60)
     assert list(sample_answers(few, few, "some", evaluated)) == ["3", "5", "7"]
-    with pytest.raises(UserError, match="none of the 1 prompts is left"):
+    with pytest.raises(UserError, match="none of the 1"):
         sample_answers(replace(few, limit=1), few, "none", evaluated)
 
 
@@ -178,7 +178,7 @@ def test_examples_are_the_first_demonstrations_of_one_turn(few_shot_data):
     two = FewShotConfig(num_few_shot=2, few_shot_data=few_shot_data, instruction="x")
     assert two.few_shot_prompt() == FewShotPrompt("x", tuple(EXAMPLES[:2]))
     assert FewShotConfig(few_shot_data="no/such/file").few_shot_prompt() == FewShotPrompt()
-    with pytest.raises(UserError, match="num_few_shot is 4, but only 3 of its demonstrations have a single turn"):
+    with pytest.raises(UserError, match="num_few_shot is 4, but only 3"):
         replace(two, num_few_shot=4).few_shot_prompt()
 
 

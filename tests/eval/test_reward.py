@@ -126,9 +126,9 @@ def test_reward_against_kl_over_the_policies_of_a_run(settings, sharp_folders, t
 def test_mistakes(settings, tmp_path):
     with pytest.raises(UserError, match="reward_model is ''"):
         RewardEvalConfig()
-    with pytest.raises(UserError, match=r"gold_model is .* another model than reward_model"):
+    with pytest.raises(UserError, match=r"gold_model is .*"):
         RewardEvalConfig(reward_model="a", gold_model="a")
-    with pytest.raises(UserError, match="no checkpoints in it; train with save_steps"):
+    with pytest.raises(UserError, match="no checkpoints; train with save_steps"):
         checkpoints_of(str(tmp_path))
     shutil.copytree(settings["reward_model"], tmp_path / "checkpoints" / "update-000001")
     with pytest.raises(UserError, match="not the settings of a PPO run"):

@@ -69,11 +69,11 @@ def test_a_function_is_called_in_batches(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("perspectiv", "scorer 'perspectiv' is unknown; give minilm-l6, model:NAME"),
+        ("perspectiv", "unknown scorer 'perspectiv'"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         ("math:no_such", "no_such"),
         ("model:/no/such/folder", "not a local folder"),
-        ("model:tiny-llama", "is not a text classifier: it has no weight 'score.weight'"),
+        ("model:tiny-llama", "is not a text classifier"),
     ],
 )
 def test_a_scorer_that_cannot_be_had(name, complaint):
@@ -167,7 +167,7 @@ def test_a_head_comes_back_from_its_file_and_a_file_that_is_no_head_is_one_line(
         assert torch.allclose(tensor, head[name], atol=2e-3)
     (tmp_path / "a.safetensors").write_bytes(b"nothing")
     save_file({"words": torch.ones(3)}, tmp_path / "b.safetensors")
-    for name, complaint in (("a", r"cannot be read .*benchmarks\.toxicity train writes it"), ("b", "is no head of the tox")):
+    for name, complaint in (("a", r"cannot be read .*benchmarks\.toxicity"), ("b", "not a head of the tox")):
         with pytest.raises(UserError, match=complaint):
             load_toxicity_head(tmp_path / f"{name}.safetensors")
 

@@ -181,7 +181,7 @@ def test_written_answers_are_judged_and_kept(tmp_path: Path, capsys):
     given = {"models": ["tiny-llama"], "output": str(tmp_path / "out"), "dtype": "float32", "limit": 3}
     (unjudged,) = run_truthfulness(TruthfulnessConfig(**given, max_new_tokens=6, generation=True))
     assert [measurement.name for measurement in unjudged.measurements] == ["mc1", "mc2", "mc3"]
-    note = f"answers are sampled into {tmp_path}/out, but not scored: truth_judge and info_judge are empty\n"
+    note = f"answers are saved in {tmp_path}/out but not scored"
     assert note in capsys.readouterr().err
     config = TruthfulnessConfig(**given, max_new_tokens=6, generation=True, **judges)
     (found,) = run_truthfulness(config)

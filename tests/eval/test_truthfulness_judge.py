@@ -75,9 +75,9 @@ def test_truthfulqas_own_form_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ([{"question": "q", "answer": "a", "label": 1}], ":1: field 'label': is 1; write true or false"),
+        ([{"question": "q", "answer": "a", "label": 1}], ":1: field 'label': is 1"),
         ([{"question": "q", "label": True}], ":1: field 'answer': is missing"),
-        ([{"question": "q", "answer": "a", "label": True}], "needs answers of both labels"),
+        ([{"question": "q", "answer": "a", "label": True}], "needs answers with both labels"),
         ([{"prompt": "Q: q\nA: a\nTrue:", "completion": " maybe"}], "field 'completion': is 'maybe'"),
     ],
 )

@@ -103,5 +103,5 @@ def test_it_is_evaluated_and_rewards_a_policy(published, tmp_path):
 def test_the_place_of_an_opening():
     assert last_place([7, 1, 2, 3, 9, 1, 2, 3], [1, 2, 3]) == 5
     assert last_place([7, 1, 2], [1, 2, 3]) == 1  # the opening's last token has joined the answer
-    with pytest.raises(UserError, match="was shortened, or does not open an answer"):
+    with pytest.raises(UserError, match="was truncated or does not end with"):
         last_place([1, 2, 3, 4], [1, 2, 3])

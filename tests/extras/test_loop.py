@@ -69,7 +69,7 @@ def test_prompts_are_drawn_once(tmp_path):
     with pytest.raises(UserError, match="all 10 prompts have been labeled; add prompts, or lower rounds"):
         choose_prompts(str(path), {f"p{n}" for n in range(10)}, 1, numpy.random.default_rng(0))
     write_rows(path, [{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}])
-    with pytest.raises(UserError, match="two prompts have the id 'x'"):
+    with pytest.raises(UserError, match="duplicate prompt id 'x'"):
         choose_prompts(str(path), set(), 1, numpy.random.default_rng(0))
 
 
@@ -96,7 +96,7 @@ def state_of(config):
     [
         ({"model": ""}, "model is ''"),
         ({"reward_config": "x.json"}, "reward_config is 'x.json', but must be a YAML file"),
-        ({"samples": 3}, "samples is 3, but must be such that a prompt gets 2 to 9 answers; .* it gets 6 to 12"),
+        ({"samples": 3}, "samples is 3, but must be .* 2 to 9 answers per prompt; .* 6 to 12"),
         ({"samples": 1, "temperatures": [1.0]}, "it gets 1 to 2"),
         ({"temperatures": [1.0, 1.0]}, "must be different numbers"),
         ({"validation_split": 1.0}, "at least 0 and below 1"),
@@ -121,7 +121,7 @@ def test_a_folder_belongs_to_one_loop(tmp_path):
     state_of(config).run_once("a step", lambda: {"found": 1})
     again = state_of(replace(config, rounds=5, poll_seconds=1.0))
     assert again.run_once("a step", lambda: pytest.fail("done twice"))["found"] == 1
-    with pytest.raises(UserError, match=r"this loop began with seed 0, not 1; give another output_dir"):
+    with pytest.raises(UserError, match=r"this loop was started with seed 0, not 1"):
         state_of(replace(config, seed=1))
     (tmp_path / "loop.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
@@ -237,7 +237,7 @@ def test_rankings_in_a_file_may_have_any_layout_and_no_ids(settings, tmp_path):
 
 
 def test_a_round_in_which_nothing_is_preferred_ends_with_one_line(settings):
-    with pytest.raises(UserError, match="round 1: none of the 3 rankings prefers one answer to another"):
+    with pytest.raises(UserError, match="round 1: all 3 rankings are fully tied"):
         run_loop(replace(more_prompts(settings, 12), labeler=E))
 
 
@@ -273,7 +273,7 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
     run_loop(config)
     samples = tmp_path / "loop" / "round-1" / "samples.jsonl"
     name = batch_name("round-1", samples)
-    assert f"round 1 waits for labels: 0 of 3 judgments of the batch {name!r} are there" in capsys.readouterr().err
+    assert f"round 1 is waiting for labels: batch {name!r} are there" in capsys.readouterr().err
     labeler, database = labeler_of(config), Database(config.database)
     leases = Leases(database)
     (ann,) = add_users(database, "ann")

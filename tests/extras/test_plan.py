@@ -79,7 +79,7 @@ def test_the_simplest_way_that_fits_is_taken(monkeypatch):
     found = [advice(size) for size in (20, 10, 6, 2.5, 1)]
     names = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
     assert found == [f"sft: take configs/accelerate/{name}.yaml with num_processes 8" for name in names]
-    assert advice(0.1) == "sft: none fits: take more devices, LoRA or a smaller model"
+    assert advice(0.1) == "sft: no configuration fits; use more devices, LoRA or a smaller model"
 
 
 def test_shapes_and_shared_prompts_are_those_of_the_loaded_model(sharpen, tmp_path):
@@ -207,5 +207,5 @@ def test_the_default_device_is_that_of_this_machine(name, gigabytes, device, mon
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     assert device_name(PlanConfig().gpu) == device
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 9090")
-    with pytest.raises(UserError, match="RTX 9090 is not listed; give one of A100-40"):
+    with pytest.raises(UserError, match="unknown device RTX 9090; use one of A100-40"):
         device_name("auto")

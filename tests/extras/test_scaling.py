@@ -108,7 +108,7 @@ def test_one_run_that_diverged_has_little_weight():
 
 def test_losses_that_do_not_depend_on_size_are_refused():
     flat = [TrainingRun(n, d, 2 + 300 * d**-0.3) for n in SIZES for d in TOKENS]
-    with pytest.raises(UserError, match="do not fall with both N and D"):
+    with pytest.raises(UserError, match="do not decrease with both N and D"):
         fit_scaling_law(flat)
 
 

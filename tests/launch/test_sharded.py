@@ -66,8 +66,8 @@ def test_processes_that_end_at_other_times_sample_what_one_samples(sharded: Path
     assert len({len(ids) for rows in expected for ids in rows}) > 1, "some rows end before others"
     found = json.loads((sharded / model / "sampling-0.json").read_text())
     assert found["whole"] == found["layers"] == expected
-    kinds = ["whole weights on every process", "weights gathered layer by layer, which is slower"]
-    starts = [f"sampling with {kinds[number]}: 0.00 GiB needed for whole ones, " for number in (0, 1)]
+    kinds = ["all weights gathered at once", "weights gathered layer by layer, which is slower"]
+    starts = [f"sampling with {kinds[number]}: all weights need 0.00 GiB, " for number in (0, 1)]
     assert all(line.startswith(start) for line, start in zip(found["printed"], starts, strict=True))
 
 

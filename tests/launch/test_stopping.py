@@ -77,7 +77,7 @@ def test_two_processes_one_of_which_is_killed(tmp_path):
     ranks["1"].kill()
     printed = process.communicate(timeout=240)[1]
     assert process.returncode == 128 + signal.SIGKILL
-    assert "error: process 1 ended first, by signal SIGKILL; the others were ended" in printed
+    assert "error: process 1 failed first (signal SIGKILL)" in printed
     assert "Traceback" not in printed, printed
 
 
@@ -90,7 +90,7 @@ def test_a_request_to_one_of_two_processes_before_the_first_update_ends_both(ask
     prefixes = ("", "[process 1] ")
     assert printed[asked].splitlines()[-1] == f"{prefixes[asked]}stopped by SIGTERM"
     host = socket.gethostname()
-    lost = f"{prefixes[1 - asked]}error: lost process {asked} ({host}: it ended: stopped by SIGTERM)"
+    lost = f"{prefixes[1 - asked]}error: lost process {asked} ({host}: exited: stopped by SIGTERM)"
     assert printed[1 - asked].splitlines()[-1].startswith(lost)
 
 

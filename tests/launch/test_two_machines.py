@@ -116,7 +116,7 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     codes, printed = end(processes, tmp_path, 60)
     assert codes == [EXIT_LOST, 128 + signal.SIGKILL], printed
     assert "error: lost process 1 (" in printed[0]
-    assert "error: process 1 ended first, by signal SIGKILL" in printed[1]
+    assert "error: process 1 failed first (signal SIGKILL)" in printed[1]
 
     # The cable is cut: nobody is killed, each machine names the process that it cannot reach any more.
     processes = [start(host, tmp_path, [of_broken]) for host in hosts]
@@ -126,7 +126,7 @@ def test_two_machines_lose_a_process_and_the_cable_and_end_with_the_same_weights
     assert codes == [EXIT_LOST, EXIT_LOST], printed
     for rank, text in ((1, printed[0]), (0, printed[1])):
         (line,) = (line for line in text.splitlines() if f"error: lost process {rank} (" in line)
-        assert f"no sign of life for {LOST_AFTER:g} s" in line
+        assert f"no heartbeat for {LOST_AFTER:g} s" in line
     assert not any("Traceback" in text for text in printed)
 
     # The cable is back: the run goes on, and a second one that nobody disturbs is its equal.

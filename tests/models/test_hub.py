@@ -129,8 +129,8 @@ def test_a_hub_that_refuses_ends_a_run_before_it_starts(hub, data, tmp_path, com
     ("words", "line"),
     [
         (["model", "push", "/nowhere", "ann/moons"], "/nowhere: holds neither config.json nor adapter_config.json"),
-        (["model", "push", "x", "moons"], "'moons' is not a repository on the hub; write user/name"),
-        (["sft", "--push_to_hub", "moons"], "push_to_hub is 'moons', but must be a repository on the hub, as user/name"),
+        (["model", "push", "x", "moons"], "'moons' is not a valid Hub repository"),
+        (["sft", "--push_to_hub", "moons"], "push_to_hub is 'moons', but must be"),
     ],
 )
 def test_wrong_names_are_one_line(words, line, command_error):

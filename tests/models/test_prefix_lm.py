@@ -120,7 +120,7 @@ def test_what_needs_a_prompt_read_from_left_to_right_is_refused(load_sharp):
     with pytest.raises(UserError, match=r"^prompt_loss_weight: "):
         require_prompt_in_row(loaded, 0.5)
     with (
-        pytest.raises(UserError, match=r"^engine vllm-server: vLLM cannot sample from a prefix language model \(llama\)"),
+        pytest.raises(UserError, match=r"^engine vllm-server:"),
         patch("importlib.util.find_spec"),
     ):
         make_engine(EngineConfig(engine="vllm-server"), None, loaded, 9)

@@ -69,7 +69,10 @@ def test_what_will_not_pass_is_tried_once(failure, complaint):
 
 
 def test_a_server_that_never_answers_and_one_that_is_gone_are_told_apart():
-    with serving("stall", "stall") as server, pytest.raises(UserError, match=r": no answer in 0\.2 s, tried 2 times; compl"):
+    with (
+        serving("stall", "stall") as server,
+        pytest.raises(UserError, match=r": no response within 0\.2 s, tried 2 times; compl"),
+    ):
         post_json(server.url, {}, timeout=0.2, retries=1, pause=0.01)
     with pytest.raises(UserError, match=r": cannot be reached .*tried 2 times; completed results"):
         post_json(server.url, {}, timeout=1, retries=1, pause=0.01)

@@ -17,8 +17,8 @@ from align.core.signals import EXIT_STOPPED
 from tests.ports import free_port
 
 SCRIPT = Path(__file__).with_name("watched.py")
-LOST = "error: lost process {} ({}: no sign of life for 4 s); "
-LOST += "--resume_from_checkpoint auto continues from the last checkpoint\n"
+LOST = "error: lost process {} ({}: no heartbeat for 4 s); "
+LOST += "resume from the latest checkpoint with --resume_from_checkpoint auto\n"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_failed_exchange_names_the_lost_process_sooner(three: list[subprocess.
     obey(three[1], "exchange")
     code, printed = end(three[1])
     assert code == EXIT_LOST
-    assert f"lost process {killed} ({socket.gethostname()}: no sign of life for 1 s);" in printed
+    assert f"lost process {killed} ({socket.gethostname()}: no heartbeat for 1 s);" in printed
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_an_end_of_one_process_is_told_to_those_that_would_wait_for_it(
     for other in {0, 1, 2} - {rank}:
         ended, printed = end(three[other])
         assert ended == code, "a mistake is one on every machine, and no lost process"
-        assert f"error: lost process {rank} ({socket.gethostname()}: it ended: {reason})" in printed
+        assert f"error: lost process {rank} ({socket.gethostname()}: exited: {reason})" in printed
 
 
 def test_a_process_ends_though_the_first_one_hangs_with_the_store(three: list[subprocess.Popen[str]]) -> None:
@@ -181,7 +181,7 @@ def test_the_first_cause_is_told_by_a_first_process_that_is_asked_to_stop_becaus
     code, printed = end(three[2])
     assert code == 2
     assert "error: lost process 1 " in printed
-    assert "it ended: a mistake" in printed
+    assert "exited: a mistake" in printed
 
 
 def test_the_first_process_prints_its_error_before_a_launcher_ends_it() -> None:

@@ -166,7 +166,7 @@ def describing(part, **changes):
         ),
         (answering("/server_info", 404, {"detail": "Not Found"}), 30.0, ["VLLM_SERVER_DEV_MODE=1"]),
         (describing("weight_transfer_config"), 30.0, ["--weight-transfer-config"]),
-        (answering("/health", 503, {}), 1.0, ["not up after 1 s (it answers 503)", "vllm.url"]),
+        (answering("/health", 503, {}), 1.0, ["not available after 1 s (it answers 503)", "vllm.url"]),
         (
             answering("/get_world_size", 500, {"error": "no workers"}),
             30.0,
@@ -251,8 +251,8 @@ def returning(token):
             answering("/update_weights", 500, {"error": {"message": "no weight x"}}),
             "sending it the weights failed (Request failed: 500",
         ),
-        (asking_for([9, 11]), "sampling failed (it answered another prompt than the one it was sent)"),
-        (returning(1_000_000), "sampling failed (it returned token 1000000, but the model has tokens 0"),
+        (asking_for([9, 11]), "sampling failed (it responded to a different prompt)"),
+        (returning(1_000_000), "sampling failed (it returned token 1000000, but the vocabulary is 0"),
     ],
     ids=["error", "empty", "weights", "another prompt", "impossible token"],
 )
@@ -270,7 +270,7 @@ def test_a_server_that_was_started_again_between_two_rollouts_gets_no_weights(se
     server = serve(settings["model"])
     engine = make_engine_of(server.url)
     server.instance = "another"
-    with pytest.raises(UserError, match=r"sending it the weights failed \(it was started again .* auto"):
+    with pytest.raises(UserError, match=r"sending it the weights failed \(it was restarted .* auto"):
         engine.sample([[9, 10]], SamplingParams(4), (1, RngStream.ROLLOUT))
     assert "/start_weight_update" not in server.paths
 
@@ -315,13 +315,13 @@ def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeyp
 @pytest.mark.parametrize(
     ("row", "part"),
     [
-        (([9, 1_000_000, 9, 9], [-1.0] * 4), "it returned token 1000000, but the model has tokens 0 to "),
+        (([9, 1_000_000, 9, 9], [-1.0] * 4), "it returned token 1000000, but the vocabulary is 0 to "),
         (([-1, 9, 9, 9], [-1.0] * 4), "it returned token -1, but"),
         (([9, 9, 9, 9], [-1.0, -1.0, -math.inf, -1.0]), "it returned a log-prob of -inf"),
         (([9, 9, 9, 9], [-1.0, -1.0, math.nan, -1.0]), "it returned a log-prob of nan"),
         (([9, 9, 9, 9], [-1.0] * 3), "it returned 4 tokens with 3 log-probs"),
-        (([9] * 12, [-1.0] * 12), "it returned 12 tokens, but at most 4 were asked for"),
-        (([9, 9], [-1.0] * 2), "it returned 2 tokens without an end, of 4 that were asked for"),
+        (([9] * 12, [-1.0] * 12), "it returned 12 tokens, but the limit is 4"),
+        (([9, 9], [-1.0] * 2), "it returned 2 tokens without a stop token, fewer than the limit of 4"),
         (([9, 1, 9, 9], [-1.0] * 4), "it returned tokens after the token that ends a response"),
     ],
 )
@@ -345,7 +345,7 @@ def test_an_encoder_decoder_is_refused(stand_in_vllm, make_ppo, load_sharp, engi
 
 def test_nobody_at_the_address(stand_in_vllm, make_engine_of):
     with pytest.raises(
-        UserError, match=r"127.0.0.1:9: not up after 0.3 s \(ConnectionError\); start it as .* or correct vllm.url"
+        UserError, match=r"127.0.0.1:9: not available after 0.3 s \(ConnectionError\); start it as .* or correct vllm.url"
     ):
         make_engine_of("http://127.0.0.1:9", timeout=0.3)
 

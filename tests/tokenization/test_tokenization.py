@@ -69,7 +69,7 @@ def test_a_template_can_come_from_a_file(of_file):
 def test_a_tokenizer_without_an_end_is_refused():
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None
-    with pytest.raises(UserError, match="no end-of-sequence token"):
+    with pytest.raises(UserError, match="no EOS token"):
         Tokenization(tokenizer)
 
 

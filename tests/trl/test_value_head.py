@@ -89,7 +89,7 @@ def test_a_head_in_a_pickle_is_refused_and_not_drawn(name, model, tmp_path):
 
 
 def test_an_unknown_path_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="is not a local folder, GGUF file, hub name or built-in model") as caught:
+    with pytest.raises(UserError, match="is not a local folder, GGUF") as caught:
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "no" / "such" / "folder")
     assert "\n" not in str(caught.value)
 

@@ -46,7 +46,7 @@ def test_no_policy_is_chosen_where_the_last_is_saved() -> None:
     assert not [words for words in ("chosen", "selected", "No policy stayed") if words in text]
     run.config["save_best_policy"] = True
     text = str(summarize_run(RunData(Path(), {"ppo": run})).findings)
-    assert "was chosen as the best" in text
+    assert "was selected as the best" in text
     assert "No policy stayed" in text
 
 
@@ -66,7 +66,7 @@ def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:
     sft = rows["SFT: validation loss"]
     assert (sft.before, sft.after, sft.change, sft.rating) == ("3.5", "1.25", "−2.25", "good")
     # Six pairs, one of them (ranks 2 and 3 of the second ranking) the wrong way round: 5 / 6.
-    assert rows["Reward model: pairs in the right order"].after == "83.3 %"
+    assert rows["Reward model: pairwise accuracy"].after == "83.3 %"
     assert rows["PPO: response length, tokens"].change == "+10"
     reward = rows["PPO: reward on held-out prompts"]
     assert (reward.before, reward.after, reward.change) == ("0.5", "1.25", "+0.75")
@@ -74,7 +74,7 @@ def test_the_table_has_the_numbers_of_every_stage(run: Path) -> None:
     low, high = (float(word.replace("−", "-")) for word in reward.interval.split(" to "))
     assert -0.25 <= low < 0.75 < high <= 1.25
     bad = " ".join(summary.findings["bad"])
-    assert "Response length went from 10 to 20 tokens" in bad
+    assert "Response length changed from 10 to 20 tokens" in bad
     assert "entropy fell from 4 to 1 nats per token" in bad
 
 
@@ -114,7 +114,7 @@ def test_every_rule_is_a_line() -> None:
         ("PPO: violations of no-digits", "30.0 %", "5.0 %", "−25.0 points", "good"),
         ("PPO: violations of no-insults", "10.0 %", "20.0 %", "+10.0 points", "bad"),
     ]
-    assert summary.findings["bad"] == ["Rule no-insults is violated more often: 10.0 % to 20.0 %."]
+    assert summary.findings["bad"] == ["Violations of rule no-insults increased from 10.0 % to 20.0 %."]
     summary = Summary()
     stage.metrics = {0: {"validation/reward": 1.0}, 1: {"validation/reward": 1.0}}
     _add_ppo_changes(summary, stage, 0, 1)
@@ -131,7 +131,7 @@ def test_a_run_of_dpo_is_a_section_and_its_absence_is_no_problem(run: Path, tmp_
     (tmp_path / "dpo/validation.json").write_text(json.dumps(scored))
     found = load_run(tmp_path)
     assert list(found.stages) == list(load_run(tmp_path / "dpo").stages) == ["dpo"]
-    row = next(row for row in summarize_run(found).rows if row.name == "DPO: pairs in the right order")
+    row = next(row for row in summarize_run(found).rows if row.name == "DPO: pairwise accuracy")
     assert row.after == "66.7 %"  # responses 2 and 3 are the wrong way round
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert sum(tag == "svg" for tag, _ in page.elements) == 3  # loss, accuracy, rewards
@@ -172,7 +172,7 @@ def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None
     (tmp_path / "run/eval/toxicity.json").write_text("{")
     save_evaluations(tmp_path / "run/eval/more", equal)
     runs = load_run(tmp_path / "run")
-    assert "Truthfulness: no measurement of a and b differs" in " ".join(summarize_run(runs).findings["note"])
+    assert "Truthfulness: a and b do not differ" in " ".join(summarize_run(runs).findings["note"])
     assert any("toxicity.json" in problem for problem in runs.problems)
     assert any("eval/more/truthfulness.json: is left out" in problem for problem in runs.problems)
 
@@ -199,7 +199,7 @@ def test_runs_belong_together_by_their_settings_not_by_the_names_of_their_folder
     shown = {stage: each.folder.name for stage, each in run.stages.items()}
     assert shown == {"sft": "tuned", "reward": "reward2", "ppo": "my-policy"}
     for stage, name in (("sft", "sft"), ("reward", "reward"), ("ppo", "ppo")):
-        told = f"{tmp_path}/{name}: another run of {stage} is left out; for its report: align report {tmp_path}/{name}"
+        told = f"{tmp_path}/{name}: another {stage} run, not shown. To report it, run: align report {tmp_path}/{name}"
         assert told in run.problems
     os.utime(tmp_path / "ppo" / "metrics.jsonl")  # the policy of the moved folders is the newest now
     assert {stage: each.folder.name for stage, each in load_run(tmp_path).stages.items()} == {
@@ -229,8 +229,8 @@ def test_a_reward_model_worse_than_chance_comes_first(tmp_path: Path) -> None:
 
 def test_fine_tuning_that_makes_the_model_worse_comes_first(tmp_path: Path) -> None:
     sft = StageRun("sft", tmp_path, metrics={0: {"validation/loss": 1.0}, 9: {"validation/loss": 2.0}})
-    assert "its loss rose from 1 to 2" in alarms(RunData(tmp_path, {"sft": sft}))[0]
+    assert "loss rose from 1 to 2" in alarms(RunData(tmp_path, {"sft": sft}))[0]
     sft.metrics[5] = {"validation/loss": 0.9}  # the best model, which is kept
     assert alarms(RunData(tmp_path, {"sft": sft})) == []
     sft.metrics[6] = {"loss": float("nan")}
-    assert "a loss was not a number" in alarms(RunData(tmp_path, {"sft": sft}))[0]
+    assert "a loss was NaN or infinite" in alarms(RunData(tmp_path, {"sft": sft}))[0]

@@ -35,8 +35,8 @@ def test_the_page_shows_the_kept_policy_the_figures_and_the_commands(page: Page,
     # Update 3 has more reward but a KL of 30, beyond max_kl 25: update 1 was kept. 1.25 - 0.5 = 0.75.
     assert "rose by 0.75, from 0.5 to 1.25 (95 % interval of the change" in page.text
     assert "at a KL of 4 nats per response from the initial policy" in page.text
-    assert "3 of 4 held-out prompts got a response with a higher reward." in page.text
-    assert "1 of 4 held-out prompts got a response with a lower reward" in page.text
+    assert "The reward rose on 3 of 4 held-out prompts." in page.text
+    assert "The reward fell on 1 of 4 held-out prompts" in page.text
     for text in ("truthfulness: mc2", "0.600 (0.550 to 0.650)", "words 1", "guessing gives 0.4"):
         assert text in page.text
     for stage in ("sft", "ppo"):
@@ -97,7 +97,7 @@ def test_empty_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "reward/validation.json").write_text('[{"ranks": [1, 1], "rewards": [0, 1]}, {"ranks": [1]}, 3')
     (tmp_path / "summary.json").write_text("{}")
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert "cannot be compared yet" in page.text
+    assert "There is no policy before and after PPO to compare yet" in page.text
     assert "validation.json: cannot be read" in page.text
     assert "summary.json: cannot be read" in page.text
 
@@ -129,7 +129,7 @@ def test_the_summary_file_is_shown(tmp_path: Path) -> None:
     page = Page(write_report(folder).read_text(encoding="utf-8"))
     assert "pair [bold]accuracy" in page.text
     assert "+0.125" in page.text
-    assert "summary.json: row 3 is cut off or broken" in page.text
+    assert "summary.json: skipped row 3" in page.text
 
 
 def test_the_table_for_the_terminal() -> None:
@@ -145,7 +145,7 @@ def test_markdown_and_where_there_is_nothing(run: Path, tmp_path: Path, capsys: 
     main(["report", str(run), "--markdown"])
     out = capsys.readouterr().out
     assert "| truthfulness: mc2 | 0.400 (0.350 to 0.450) | 0.600 (0.550 to 0.650) | 72 |  |" in out
-    with pytest.raises(UserError, match="no results of align eval"):
+    with pytest.raises(UserError, match="no `align eval` results"):
         results_as_markdown([tmp_path])
 
 
@@ -159,8 +159,8 @@ def test_a_killed_run_loses_only_its_last_line(tmp_path: Path) -> None:
     assert sum(map(len, runs.samples.values())) == 12
     # 4 lines of metrics and 12 of samples are whole; the one after them is not.
     assert [text.split(": ")[1] for text in runs.problems if "cut off" in text] == [
-        "row 5 is cut off or broken and left out.",
-        "row 13 is cut off or broken and left out.",
+        "skipped row 5",
+        "skipped row 13",
     ]
 
 

@@ -44,13 +44,13 @@ def test_heads_and_their_kinds():
     assert choose_heads(["safe"], rated, True) == [Head("safe", "binary"), Head("preference", "ranking")]
     for wanted, says in {
         "save": "nobody judged 'save'; did you mean safe",
-        "safe=yes": "the kind of a head is binary or scale",
+        "safe=yes": "the kind must be binary or scale",
         "rating=binary": "'rating' has values from 6 to 6, but binary means 0 to 1",
         "safe=scale": "has values from 0.5 to 1, but scale means 1 to 7",
     }.items():
         with pytest.raises(UserError, match=says):
             choose_heads([wanted], rated, False)
-    with pytest.raises(UserError, match="heads: none; give at least one"):
+    with pytest.raises(UserError, match="heads: none"):
         choose_heads([], [], False)
 
 
@@ -122,13 +122,13 @@ def test_names_with_hyphens_brackets_and_several_conditions():
     [
         (Expression, "3*sensibel", "no attribute 'sensibel' among sensible, specific, .*; did you mean sensible"),
         (Expression, "3*", "cannot be read"),
-        (Expression, "__import__('os')", r"write numbers, attributes, \+ - \* / and brackets alone"),
+        (Expression, "__import__('os')", r"only numbers, attributes, \+ - \* / and parentheses"),
         (Expression, "sensible**9999", r"write numbers"),
         (Expression, "unsafe<0.2", r"write numbers"),
         (Expression, "'a'", r"write numbers"),
-        (Condition, "unsafe", "write comparisons such as"),
-        (Condition, "unsafe == 0", "write comparisons such as"),
-        (Condition, "()", "write comparisons such as"),
+        (Condition, "unsafe", "use comparisons such as"),
+        (Condition, "unsafe == 0", "use comparisons such as"),
+        (Condition, "()", "use comparisons such as"),
         (Condition, "unsafe<0.2, open('x')<1", "write numbers"),
     ],
 )
@@ -138,9 +138,9 @@ def test_anything_else_is_refused(kind, text, says):
 
 
 def test_a_division_by_zero_is_one_line_and_a_condition_guards_those_after_it():
-    with pytest.raises(UserError, match="divides by zero"):
+    with pytest.raises(UserError, match="division by zero"):
         Expression("1/unsafe", NAMES, "rank")(candidate(1, 1, 1))
     guarded = Condition("unsafe>0, sensible/unsafe>1", NAMES, "filter")
     assert [guarded.holds(candidate(1, 1, 1, unsafe)) for unsafe in (0.0, 0.5)] == [False, True]
-    with pytest.raises(UserError, match="divides by zero"):
+    with pytest.raises(UserError, match="division by zero"):
         Condition("sensible/unsafe>1, unsafe>0", NAMES, "filter").holds(candidate(1, 1, 1))

@@ -41,7 +41,7 @@ def test_candidates_are_filtered_and_ranked(judge, tmp_path):
 def test_where_nothing_is_left_the_fallback_that_was_declared_is_written(judge, tmp_path, capsys):
     words = "--best_of 2 --attributes.filter unsafe<0"
     assert sampled(tmp_path, judge, "none", words) == []
-    assert "4 prompts left out by the filter" in capsys.readouterr().err
+    assert "4 prompts removed by the filter" in capsys.readouterr().err
     rows = sampled(tmp_path, judge, "fallback", f"{words} --fallback No.")
     assert [(row["responses"], row["model"]) for row in rows] == [(["No."], ["fallback"])] * 4
     assert "attributes" not in rows[0]

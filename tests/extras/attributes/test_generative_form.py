@@ -106,9 +106,9 @@ def test_the_generator_learns_what_passes_alone(load_sharp):
 
 def test_what_has_no_rating_token_is_refused(load_sharp, tmp_path):
     tokenization = load_sharp("tiny-llama").tokenization
-    with pytest.raises(UserError, match="which a ranking has none of; use form heads"):
+    with pytest.raises(UserError, match="rankings; use form heads"):
         AttributeText.from_head(Head("preference", "ranking"), tokenization)
-    with pytest.raises(UserError, match="must be empty: form generative has no head for them"):
+    with pytest.raises(UserError, match="must be empty with form generative"):
         config_of(tmp_path, rankings="data/rankings.jsonl")
     with pytest.raises(UserError, match="must be empty unless form is generative"):
         replace(config_of(tmp_path), form="heads", generator_filter="unsafe<1")

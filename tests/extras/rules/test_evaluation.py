@@ -100,7 +100,7 @@ def test_the_decision_of_a_lead_is_the_verdict_of_people(settings, tmp_path):
     rows = [{**asked, "verdict": verdict} for verdict in (V, V, V)] + [{**asked, "verdict": F, "decision": True}]
     write_rows(tmp_path / "export.jsonl", rows)
     (found,) = run_rules(settings(judgments=[str(tmp_path / "export.jsonl")]))
-    assert [row["people"] for row in found.tables["People against the scorer"] if sum(list(row.values())[1:])] == [F]
+    assert [row["people"] for row in found.tables["Human judgments and the scorer"] if sum(list(row.values())[1:])] == [F]
 
 
 def test_people_against_a_scorer(settings):
@@ -110,7 +110,7 @@ def test_people_against_a_scorer(settings):
     assert measurements["overall violation rate"] == (0.5, 4)
     # one: V-F, F-F; two: F-F, F-F; three: unsure, V-V; four: F-V, unsure -> 1 both, 1 people alone, 1 scorer alone, 3 none
     assert measurements["agreement: accuracy"] == (pytest.approx(4 / 6), 6)
-    assert found.tables["People against the scorer"] == [
+    assert found.tables["Human judgments and the scorer"] == [
         {"people": V, "scorer violates": 1, "scorer unsure": 0, "scorer follows": 1},
         {"people": U, "scorer violates": 2, "scorer unsure": 0, "scorer follows": 0},
         {"people": F, "scorer violates": 1, "scorer unsure": 0, "scorer follows": 3},
@@ -143,7 +143,7 @@ def test_what_was_judged_is_not_judged_again(settings, judging):
         ({"judgments": []}, "responses is"),
         ({"endpoint": ""}, "endpoint is ''"),
         ({"endpoint_model": ""}, "endpoint_model is ''"),
-        ({"models": ["m"]}, "write responses with `align sample`"),
+        ({"models": ["m"]}, "models is"),
     ],
 )
 def test_settings_that_do_not_fit(settings, more, complaint):
@@ -154,7 +154,7 @@ def test_settings_that_do_not_fit(settings, more, complaint):
 def test_a_rule_that_is_in_no_file_and_a_file_that_is_none_of_rules(settings, tmp_path):
     other = "name: r\nrules:\n  - {id: other, text: Other.}\n"
     unknown = r"judged\.jsonl: rule 'no-insults' is not in .*rules\.yaml; add its file"
-    for text, says in ((other, unknown), ("- 1\n", r"rules\.yaml: not a file of rules")):
+    for text, says in ((other, unknown), ("- 1\n", r"rules\.yaml: not a rule file")):
         (tmp_path / "rules.yaml").write_text(text)
         with pytest.raises(UserError, match=says):
             run_rules(settings())

@@ -60,7 +60,7 @@ def test_the_last_decision_of_a_lead_counts_instead_of_the_labelers_verdicts(vot
 def test_a_response_on_which_nobody_decided_is_left_out():
     rows = [judgment("a", "x", "unsure"), judgment("b", "x", "follows"), judgment("a", "y", "unsure")]
     assert [item.response for item in collect_judgments(rows)] == ["b"]
-    with pytest.raises(UserError, match="no rule judgment in it that decides"):
+    with pytest.raises(UserError, match="no decided rule judgments"):
         read_judgments([row.to_row() for row in rows[:1]], False, {"x": "X"}, ["f.yaml"])
 
 
@@ -71,7 +71,7 @@ def test_the_same_words_under_another_prompt_are_another_response():
 
 def test_a_rule_without_a_text_is_named():
     rows = [judgment("a", "no-such-rule", "follows").to_row()]
-    with pytest.raises(UserError, match=r"rule 'no-such-rule' is in none of a\.yaml, b\.yaml; name its file in rules"):
+    with pytest.raises(UserError, match=r"rule 'no-such-rule' is not in a\.yaml, b\.yaml"):
         read_judgments(rows, False, {"x": "X"}, ["a.yaml", "b.yaml"])
 
 

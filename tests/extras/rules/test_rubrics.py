@@ -89,7 +89,7 @@ def test_the_shipped_rubrics_and_bad_ones(tmp_path):
         path.write_text(text)
         with pytest.raises(UserError, match=r"bad\.yaml: not "):
             read_rubrics([str(path)])
-    with pytest.raises(UserError, match="write FILE or FILE=WEIGHT"):
+    with pytest.raises(UserError, match="use FILE or FILE=WEIGHT"):
         read_rubrics(["forms/rubrics/refusals.yaml=much"])
 
 
@@ -132,8 +132,8 @@ def test_the_letter_of_a_services_verdict_decides(service):
 @pytest.mark.parametrize(
     ("answer", "says_so"),
     [
-        ({"choices": []}, r"the answer contains no choices\[0\]: "),
-        (says("Well."), "no verdict in the answer 'Well.'$"),
+        ({"choices": []}, r"the response has no choices\[0\]: "),
+        (says("Well."), "no verdict in the response 'Well.'$"),
         (500, "tried 1 times$"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_rubric_that_no_prompt_falls_under_is_told(tmp_path, align_cache, caps
     config = PPOConfig(output_dir=str(tmp_path), report_to=["none"], rubrics=rubrics)
     for category, told in (("chat", True), ("safety", False)):
         PPOTrainer("tiny-llama", [], [{"prompt": "Hi", "category": category}], config)
-        says = "warning: rubric 'refusals' will always give 0: no prompt has category safety"
+        says = "warning: rubric 'refusals' is always 0: no prompt has category safety"
         assert (says in capsys.readouterr().err) is told
         config = replace(config, output_dir=str(tmp_path / "other"))
 

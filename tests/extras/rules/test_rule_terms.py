@@ -86,7 +86,7 @@ def test_the_checkpoint_holds_all_that_decides():
         assert torch.equal(ours, theirs)
     stored = terms().state_dict()
     del stored["moments"]["b"]
-    with pytest.raises(UserError, match="written under the rules a: resume"):
+    with pytest.raises(UserError, match="saved with the rules a; resume"):
         terms().load_state_dict(stored)
 
 

@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(quick_judge, sharp_folders, tmp_path):
     def start(**rules):
         PPOTrainer(writer, [], ["Hi"], PPOConfig(**settings(tmp_path), rules=rules))
 
-    with pytest.raises(UserError, match="among the model's own rules: no rule 'no-digit'; did you mean no-digits"):
+    with pytest.raises(UserError, match="among the model's training rules: no rule 'no-digit'; did you mean no-digits"):
         start(model=judge, rules=["no-digit"])
     with pytest.raises(UserError, match="not a rule model of this package"):
         start(model=writer)

@@ -99,7 +99,7 @@ def test_settings_and_data_that_do_not_fit_are_named(load_sharp, texts, tmp_path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(loaded.tokenization.tokenizer), "get_vocab", lambda tokenizer: {"a": 0})
-        with pytest.raises(UserError, match="the tokenizer lacks T5's sentinels"):
+        with pytest.raises(UserError, match="the tokenizer"):
             make()
     long = tmp_path / "long.jsonl"
     long.write_text('{"text": "' + "x" * 5000 + '"}\n')
@@ -110,5 +110,5 @@ def test_settings_and_data_that_do_not_fit_are_named(load_sharp, texts, tmp_path
     with pytest.raises(UserError, match=r"bad.jsonl:2: field 'text'"):
         list(read_texts(str(path)))
     assert list(read_texts(str(path), skip_bad_rows=True)) == [Text("fine")]
-    with pytest.raises(UserError, match="no text in it"):
+    with pytest.raises(UserError, match="no text;"):
         list(read_texts([{"txt": 1}], skip_bad_rows=True))
