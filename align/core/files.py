@@ -1,4 +1,4 @@
-"""Write files and folders atomically (temporary name, fsync, rename), and find the files that come with the package."""
+"""Atomic writes of files and folders (temporary name, fsync, rename), and paths of files shipped with the package."""
 
 import errno
 import glob
@@ -19,11 +19,11 @@ from align.core.errors import UserError
 PARTIAL, REPLACED = ".partial", ".replaced"
 """Suffixes of hidden names: for targets being written or removed, and for targets being replaced."""
 UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
-"""Errors of file systems that cannot sync a folder, such as CIFS and some FUSE mounts."""
+"""Errors of file systems that do not support syncing a folder, such as CIFS and some FUSE mounts."""
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or a folder's list of names is on disk."""
+    """Flush a file or a folder's directory entries to disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -36,7 +36,7 @@ def sync(path: Path) -> None:
 
 
 def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Path]:
-    """List the paths in a folder whose names are a prefix, a number and an ending, by their numbers."""
+    """Map number to path for all names in a folder of the form prefix, number, ending."""
     form = re.compile(rf"{re.escape(prefix)}([0-9]+){re.escape(ending)}")
     found = ((form.fullmatch(path.name), path) for path in folder.glob(f"{prefix}*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
@@ -44,7 +44,7 @@ def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Pat
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder to write into, which replaces `target` in two renames once all of its files are on disk.
+    """Yield a temporary folder that replaces `target` (in two renames) once all its files are on disk.
 
     Raise a UserError if the disk is full or not writable; `target` is then unchanged.
     """
@@ -100,7 +100,7 @@ def _replace_folder(temporary: Path, target: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove partially written files of killed processes from a folder and its subfolders; no other process may be writing.
+    """Remove partial files of killed processes from a folder and its subfolders. No other process may be writing.
 
     A folder that was being replaced gets its name back, if its successor did not get there.
     """
@@ -118,14 +118,14 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def clear_partial(target: Path) -> None:
-    """Remove leftovers of `new_folder(target)` in killed processes; no other process may be writing to it."""
+    """Remove leftovers of `new_folder(target)` from killed processes. No other process may be writing to it."""
     for path in target.parent.glob(f".{glob.escape(target.name)}-*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[IO[bytes]]:
-    """Yield a temporary file for bytes, which replaces `target` in one step once it is on disk.
+    """Yield a temporary binary file that atomically replaces `target` once it is on disk.
 
     Raise an OSError if the disk is full or not writable; `target` is then unchanged.
     """
@@ -145,7 +145,7 @@ def new_file(target: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Replace a text file in one step. Raise a UserError if the disk is full or not writable; the old file is unchanged."""
+    """Atomically replace a text file. Raise a UserError if that fails, leaving the old file unchanged."""
     try:
         with new_file(target) as file:
             file.write(text.encode())
@@ -154,7 +154,7 @@ def write_text(target: Path, text: str) -> None:
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Replace a JSON file in one step."""
+    """Atomically replace a JSON file."""
     write_text(target, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -169,7 +169,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file with their ends.
+    """Return the lines of a text file, including line endings.
 
     Only a line feed ends a line. `str.splitlines` would also cut at U+0085 and U+2028, which strings in JSON may contain.
     """
@@ -183,12 +183,12 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def write_json_lines(target: Path, rows: Iterable[Any]) -> None:
-    """Replace a JSON Lines file in one step."""
+    """Atomically replace a JSON Lines file."""
     write_text(target, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file, completely or not at all. Raise an OSError if the disk is full; the file is unchanged."""
+    """Append a line to a file, completely or not at all. Raise an OSError if the disk is full."""
     data = line.encode()
     with open(path, "ab", buffering=0) as file:
         length = file.tell()
@@ -204,14 +204,14 @@ FOLDERS = ("configs", "data", "forms")
 
 
 def package_data_root() -> Path:
-    """Return the folder that holds configs/, data/ and forms/: in the installed package, or the root of a checkout."""
+    """Return the folder that contains configs/, data/ and forms/: the installed package or the root of a checkout."""
     package = Path(str(files("align")))
     installed = package / "_package_data"
     return installed if installed.is_dir() else package.parent
 
 
 def resolve_path(path: str | Path) -> Path:
-    """Return the file or folder that a path in settings means, with ~ expanded; it need not exist.
+    """Resolve a path from the settings, with ~ expanded. The path does not have to exist.
 
     A path is relative to the working directory. If nothing is there, the path of a shipped file (`data/prompts.jsonl`,
     `configs/eval/lm-eval.yaml`) means that file.

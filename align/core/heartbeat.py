@@ -1,4 +1,4 @@
-"""Names the process that a run has lost: it was killed, it hangs, or its machine is down or unreachable.
+"""Heartbeats between the processes of a run, to detect and name a process that was killed, hangs or is unreachable.
 
 gloo and NCCL report the address of a process that has died, not its rank, and wait for one that hangs until
 `collective_timeout`. Here each process writes a heartbeat into torch's store. The first process reads those of all others,
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 EXIT_LOST = 76
-"""Exit code of a run that lost a process, or waited in vain for one: EX_PROTOCOL of sysexits.h."""
+"""Exit code of a run that lost a process (EX_PROTOCOL of sysexits.h)."""
 GRACE_SECONDS = 5.0
-"""From the loss of a process to the end of the others. A launcher ends the processes of its machine sooner, and their
-errors are printed first."""
+"""Seconds from the loss of a process to the exit of the others. A launcher stops the processes of its own machine sooner, so
+their errors are printed first.
+"""
 BEAT_SECONDS = 1.0
 LOST_AFTER = 45.0
-"""Seconds without a heartbeat after which a process counts as lost."""
+"""Seconds without a heartbeat until a process is considered lost."""
 LOST_AFTER_ERROR = 8.0
-"""The same, after an exchange has failed."""
+"""The same, after communication has failed."""
 TELL_SECONDS = 5.0
-"""How long a process that ends waits for the store, which has gone or hangs with its process."""
+"""Seconds that an exiting process waits for the store, which may be gone or hang."""
 LEFT, VERDICT, HEARD = b"left", "verdict", "heard"
 """The last heartbeat of a process that ends in order, the key of the first loss or error, and keys of who has read it."""
 
 
 class Watch:
-    """This process's part of the watch, with a connection to the store that no other thread uses."""
+    """Heartbeat of this process, and monitoring of the others. Uses a separate connection to the store."""
 
     def __init__(self, store: "Store", rank: int, processes: int) -> None:
         self.store, self.rank, self.processes, self.lost_after = store, rank, processes, LOST_AFTER
@@ -53,7 +54,7 @@ class Watch:
         self._beat(0)
 
     def start(self) -> None:
-        """Begin to watch; all processes must have made their `Watch`."""
+        """Start monitoring. All processes must have created their `Watch`."""
         self.seen = dict.fromkeys(range(self.processes), time.monotonic())
         self._read_beats()
         self.exchanging = threading.Thread(target=self._exchange, daemon=True)
@@ -61,7 +62,9 @@ class Watch:
         threading.Thread(target=self._judge, daemon=True).start()
 
     def leave(self, reason: str, code: int) -> None:
-        """Tell the others that this process ends, in order without a `reason`; from now on no loss ends it."""
+        """Announce that this process exits, normally if `reason` is empty. From now on, losing another process does not end
+        it.
+        """
         self.finished.set()
         telling = threading.Thread(target=self._tell, args=(reason, code), daemon=True)
         telling.start()
@@ -82,14 +85,14 @@ class Watch:
                 self.staying.start()
 
     def _wait_until_heard(self) -> None:
-        """Wait until the others have read the verdict; without it they would take this process for lost."""
+        """Wait until the others have read the verdict. Otherwise they would report this process as lost."""
         deadline, others = time.monotonic() + LOST_AFTER_ERROR, [f"{HEARD} {rank}" for rank in range(1, self.processes)]
         with suppress(RuntimeError):
             while time.monotonic() < deadline and not self.store.check(others):
                 time.sleep(BEAT_SECONDS / 10)
 
     def watch_all(self) -> None:
-        """Watch all other processes with less patience: an exchange has failed, and the first process may not know it."""
+        """Monitor all other processes with a shorter timeout, after communication has failed."""
         self.lost_after = min(self.lost_after, LOST_AFTER_ERROR)
         self.seen |= dict.fromkeys(set(range(self.processes)) - set(self.watched), time.monotonic())  # not read until now
         self.watched = range(self.processes)
@@ -106,7 +109,7 @@ class Watch:
         self.answered = time.monotonic()
 
     def _exchange(self) -> None:
-        """Write heartbeats and read those of others; an exchange with the store may wait for ever."""
+        """Write heartbeats and read the others'. Calls to the store may block forever."""
         count = 0
         while not self.finished.wait(BEAT_SECONDS):
             count += 1
@@ -140,7 +143,7 @@ class Watch:
         return f"process {rank} ({host}: no heartbeat for {self.lost_after:g} s)"
 
     def _end(self) -> None:
-        """Print which process is lost, and end this one: it may wait for that one in a call that nothing interrupts."""
+        """Print which process is lost and exit. The main thread may be blocked in a call that cannot be interrupted."""
         code, _, names = self.verdict.partition(" ")
         if not self.finished.is_set():
             prefix = f"[process {self.rank}] " if self.rank else ""
@@ -154,7 +157,7 @@ _started = 0
 
 
 def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone: Callable[[], None]) -> None:
-    """Begin to watch the other processes, unless this process does so already. `wait_for_everyone` is a barrier of all."""
+    """Start monitoring the other processes, unless already started. `wait_for_everyone` is a barrier."""
     from torch.distributed import PrefixStore
 
     global _watch, _started
@@ -167,7 +170,7 @@ def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone:
 
 
 def stop_watching(reason: str = "", code: int = 1) -> threading.Thread | None:
-    """Tell the others that this process ends, and stop watching them.
+    """Announce that this process exits, and stop monitoring the others.
 
     A `reason` is that of an end before theirs; they end with its `code` too. Return a thread that waits until they have read
     it, before which the store must not be closed.
@@ -181,7 +184,7 @@ def stop_watching(reason: str = "", code: int = 1) -> threading.Thread | None:
 
 
 def wait_for_report() -> None:
-    """After an exchange has failed: give the watch time to name the lost process, which also ends this one."""
+    """After failed communication, give the watch time to name the lost process. The watch also ends this process."""
     if _watch is not None:
         _watch.watch_all()
         time.sleep(LOST_AFTER_ERROR + GRACE_SECONDS + 3 * BEAT_SECONDS)

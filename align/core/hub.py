@@ -1,4 +1,4 @@
-"""Names on the Hugging Face Hub: an unreachable hub is an error at once, before its client retries for half a minute."""
+"""Hugging Face Hub ids. An unreachable Hub is reported immediately, before its client retries for half a minute."""
 
 import os
 import sys
@@ -9,12 +9,12 @@ from typing import Literal
 from align.core.errors import UserError, first_line
 
 TIMEOUT = 5.0
-"""Seconds to wait for an answer of the hub."""
+"""Seconds to wait for a response from the Hub."""
 
 
 @cache
 def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
-    """Print that the hub is asked for a name, unless it is a path or in the cache, and check that the hub answers.
+    """Check that the Hub responds, unless the name is a path or cached. Print that the Hub is contacted.
 
     Raise a UserError if it does not.
     """

@@ -1,4 +1,4 @@
-"""Code that is named by `module:name`: parts of this package that are imported when needed, and the user's own functions."""
+"""Code referenced as `module:name`: lazily imported parts of this package, and user functions."""
 
 import hashlib
 import importlib
@@ -14,18 +14,18 @@ from typing import Any
 from align.core.errors import OtherProcessError, UserError, first_line, is_lost_process, short_repr
 
 UNPINNED = {"vllm"}
-"""Extras that need other versions than those of constraints.txt."""
+"""Extras that conflict with the versions in constraints.txt."""
 
 
 def import_object(path: str) -> Any:
-    """Import a part of this package, named as "module:name"."""
+    """Import an object of this package given as "module:name"."""
     module, name = path.split(":")
     return getattr(importlib.import_module(module), name)
 
 
 @contextmanager
 def require_extra(extra: str) -> Iterator[None]:
-    """Turn a missing module inside into a UserError that names the extra to install."""
+    """Convert a missing module inside the context into a UserError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -33,13 +33,13 @@ def require_extra(extra: str) -> Iterator[None]:
 
 
 def install_hint(extra: str) -> str:
-    """The part of an error message with the command that installs an extra."""
+    """Return the command that installs an extra, for error messages."""
     pins = "" if extra in UNPINNED else "-c constraints.txt "
     return f"install the extra {extra} in the clone: pip install {pins}-e '.[{extra}]'"
 
 
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:
-    """Import `module:function`; modules in the working directory are found too.
+    """Import `module:function`. Modules in the working directory are found too.
 
     Raise a UserError, which begins with `purpose` and ends with `form`, if it cannot be imported or is no function.
     """
@@ -59,7 +59,7 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
 def call_own_code(
     who: str, function: Callable[..., Any], /, *arguments: Any, advice: str = "", collective: bool = False, **named: Any
 ) -> Any:
-    """Call a user's function; the items of a generator are returned as a list.
+    """Call a user function. Generators are converted to lists.
 
     Args:
         who: names the function; an error begins with it.
@@ -86,7 +86,7 @@ def call_own_code(
 
 
 def source_version(function: Callable[..., Any]) -> str:
-    """Return 12 digits of a hash of the file that a function is in, without files that it reads."""
+    """Return 12 hex digits of the hash of a function's source file."""
     try:
         return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
     except (TypeError, OSError):  # a callable object, or a function of a compiled module
@@ -105,7 +105,7 @@ def checked_scores(
     rule: str = "",
     advice: str = "",
 ) -> list[float]:
-    """Check the scores that a user's function or a server returned.
+    """Validate scores returned by a user function or a server.
 
     Any real number is valid: Python's, numpy's, an array or a tensor of no dimensions, True and False as 1 and 0.
 

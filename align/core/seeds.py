@@ -1,4 +1,4 @@
-"""Every random stream of a run, by name.
+"""Named random streams of a run.
 
 A stream is keyed by the run's seed, the stream's number and further numbers such as the update. An exact resume therefore
 requires no saved state, and no two purposes share random numbers. torch draws numbers for new weights alone, which a resume
@@ -11,7 +11,7 @@ import numpy
 
 
 class RngStream(IntEnum):
-    """What random numbers are drawn for. The values are part of every result: add new ones, never change or reuse one."""
+    """Purpose of random numbers. The values are part of every result: add new ones, never change or reuse one."""
 
     DATA_ORDER = 1
     """The order of a pass over training examples or prompts."""
@@ -32,7 +32,7 @@ class RngStream(IntEnum):
     EVALUATION_ANSWERS = 9
     """The tokens of answers that win rates and best-of-n are computed on."""
     POLICY_COMPARISON = 10
-    """The tokens of two policies that are compared on the same prompts with the same noise."""
+    """Tokens of two policies compared on the same prompts with the same random numbers."""
     TOXICITY_CONTINUATIONS = 11
     """The tokens of continuations that are scored for toxicity."""
     MIXTURE_ORDER = 12
@@ -53,15 +53,15 @@ class RngStream(IntEnum):
 
 
 SeedKey = tuple[int, RngStream, *tuple[int, ...]]
-"""The arguments of `generator`: a run's seed, the stream, and numbers that distinguish the draws of one stream."""
+"""Arguments of `generator`: the run's seed, the stream, and numbers that distinguish draws from the same stream."""
 
 
 def generator(seed: int, stream: RngStream, *key: int) -> numpy.random.Generator:
-    """Return a random generator for one purpose; `key` (update, epoch) distinguishes the draws of one stream."""
+    """Return a random generator for one purpose. `key` (update, epoch) distinguishes draws from the same stream."""
     # NumPy's seed sequences keep streams apart; torch's generator on a CPU uses only 32 bits of its seed.
     return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(seed, spawn_key=(stream, *key))))
 
 
 def row_seeds(rows: int, seed: int, stream: RngStream, *key: int) -> list[int]:
-    """Return a seed for each row, for a sampling engine that draws its random numbers itself."""
+    """Return one seed per row, for sampling engines with their own random number generator."""
     return [int(number) for number in generator(seed, stream, *key).integers(2**62, size=rows)]

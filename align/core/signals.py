@@ -1,4 +1,4 @@
-"""Requests to stop: SIGTERM (a cluster takes the machine back), SIGUSR1 (it will soon) and SIGINT (Ctrl-C).
+"""Stop requests: SIGTERM (preemption), SIGUSR1 (early warning of it) and SIGINT (Ctrl-C).
 
 A run ends at the next place where its state can be saved, and saves. After SIGTERM and SIGUSR1 it ends without saving if
 that takes too long (`grace_seconds`), because the cluster would kill it. Ctrl-C has no time limit: a second one ends the run
@@ -18,18 +18,18 @@ from types import FrameType
 from typing import Any
 
 EXIT_STOPPED = 75
-"""Exit code of a run that was asked to stop and can be resumed: EX_TEMPFAIL of sysexits.h, "try again later"."""
+"""Exit code of a run that was asked to stop and can be resumed (EX_TEMPFAIL of sysexits.h)."""
 GRACE_SECONDS = 25.0
-"""The time to save after SIGTERM. Clusters kill 30 seconds after it, unless told otherwise."""
+"""Seconds to save after SIGTERM. Clusters send SIGKILL 30 seconds after it by default."""
 WARNING_SECONDS = 270.0
-"""The time to save after SIGUSR1, which configs/cluster/slurm.sbatch requests 300 seconds before the time limit."""
+"""Seconds to save after SIGUSR1, which configs/cluster/slurm.sbatch requests 300 seconds before the time limit."""
 SECOND_CTRL_C = 1.0
-"""Seconds within which a second Ctrl-C counts as the first one: a launcher forwards the signal of the terminal."""
+"""Seconds within which a repeated SIGINT counts as the same Ctrl-C, because launchers forward the terminal's signal."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
-    """A run ended early because it was asked to; the message tells where it resumes.
+    """Raised when a run ends early on request. The message states where it resumes.
 
     Args:
         everywhere: whether all processes of the run end by the same request.
@@ -41,7 +41,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def grace_seconds(number: int) -> float:
-    """Return the time from a signal to the end of a process that could not save: infinity after Ctrl-C."""
+    """Return the seconds from a signal to the exit of a process that could not save, infinity for Ctrl-C."""
     return {"SIGINT": math.inf, "SIGUSR1": WARNING_SECONDS}.get(signal.Signals(number).name, GRACE_SECONDS)
 
 
@@ -55,7 +55,7 @@ class StopRequest:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Mark that a checkpoint is being written: a process that ends meanwhile tells it."""
+        """Mark that a checkpoint is being saved, for the message of a process that exits meanwhile."""
         self.saves = True
         try:
             yield
@@ -64,7 +64,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self, announce: Callable[[int], None] = lambda number: None) -> Iterator[None]:
-        """Note signals instead of dying from them, in a program's main thread; afterward handlers are as they were.
+        """Record signals instead of dying from them (main thread only). Restores the previous handlers on exit.
 
         A second Ctrl-C, a second later, interrupts at once. After `grace_seconds` the process ends.
 
@@ -100,7 +100,7 @@ class StopRequest:
         self.signal, self.since = signal.Signals(number).name, time.monotonic()
 
     def _watch(self, reader: int, announce: Callable[[int], None]) -> None:
-        """Announce the first signal, until 0 comes; end the process if it still runs after the time of grace of one."""
+        """Announce the first signal, and end the process when its grace period expires. A 0 byte stops the thread."""
         poll = select.poll()
         poll.register(reader, select.POLLIN)
         by, end = 0, math.inf
@@ -125,7 +125,7 @@ class StopRequest:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """End a program with `Stopped` when SIGTERM or SIGUSR1 comes, as Ctrl-C does with KeyboardInterrupt."""
+    """Raise `Stopped` on SIGTERM or SIGUSR1, as Python raises KeyboardInterrupt on Ctrl-C."""
 
     def stop(number: int, _frame: Any) -> None:
         for repeated in numbers:  # the end is not to be interrupted

@@ -1,4 +1,4 @@
-"""Statistics that several stages share: intervals of shares and means, calibration, rank and linear correlation, votes.
+"""Statistics shared by several stages: confidence intervals, calibration, rank and linear correlation, votes.
 
 scipy and scikit-learn, whose import takes seconds, are imported where they are used.
 """
@@ -15,10 +15,10 @@ from align.core.errors import UserError
 Vote = TypeVar("Vote", bound=Hashable)
 
 SEED = 20220304
-"""Seed of all resampling, which makes intervals reproducible."""
+"""Seed of all resampling, for reproducible intervals."""
 LEVEL = 0.95
 CHUNK = 4_000_000
-"""Drawn numbers that are held in memory at once."""
+"""Maximum number of random indices held in memory."""
 
 
 # -------------------------------------------------------------------------------------------------- intervals of shares
@@ -27,7 +27,7 @@ CHUNK = 4_000_000
 
 
 def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> float:
-    """Return the variance of a mean of grouped values, relative to that of as many independent yes-or-no values.
+    """Return the variance of a mean of grouped values relative to that of independent Bernoulli values.
 
     1 for independent values that are 0 or 1; the size of the groups where all values of each group are equal; below 1 where
     values lie between 0 and 1. One group of zeros and one of ones are added, because groups that agree show no variance.
@@ -47,7 +47,8 @@ def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None =
 
 
 def share_interval(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> tuple[float, float]:
-    """Return the interval of a share, or of another mean of values from 0 to 1 such as outcomes with ties as one half.
+    """Return the confidence interval of a proportion, or of another mean of values in [0, 1] such as outcomes with ties as
+    0.5.
 
     Clopper and Pearson (1934) at the effective number of values, N / `design_effect` (Korn and Graubard 1998): exact for
     independent values that are 0 or 1.
@@ -74,7 +75,7 @@ def share_interval(values: ArrayLike, groups: Sequence[int] | np.ndarray | None 
 
 
 def difference_interval(values: ArrayLike) -> tuple[float, float]:
-    """Return the interval of a mean of values from -1 to 1, such as paired differences of shares; see `share_interval`."""
+    """Return the confidence interval of a mean of values in [-1, 1], such as paired differences; see `share_interval`."""
     low, high = share_interval((np.asarray(values, dtype=np.float64) + 1) / 2)
     return 2 * low - 1, 2 * high - 1
 
@@ -88,7 +89,7 @@ def difference_interval(values: ArrayLike) -> tuple[float, float]:
 def mean_interval(
     values: ArrayLike, resamples: int = 2000, groups: Sequence[int] | None = None, level: float = LEVEL
 ) -> tuple[float, float]:
-    """Return the bootstrap interval of a mean of measurements; for shares use `share_interval`.
+    """Return the bootstrap confidence interval of a mean. For proportions, use `share_interval`.
 
     Args:
         values: [N], finite.
@@ -109,7 +110,7 @@ def mean_interval(
 def statistic_interval(
     statistic: Callable[[np.ndarray], np.ndarray], items: int, resamples: int = 2000, level: float = LEVEL
 ) -> tuple[float, float]:
-    """Return the bootstrap interval of any statistic of a number of items.
+    """Return the bootstrap confidence interval of any statistic.
 
     `statistic` maps the indices of drawn items [R, items] to [R]; NaN, where no item of a rare kind was drawn, is left out.
     """
@@ -118,7 +119,9 @@ def statistic_interval(
 
 
 def resample(statistic: Callable[[np.ndarray], np.ndarray], items: int, resamples: int) -> np.ndarray:
-    """The statistic of each resample, [resamples, ...]; the indices drawn depend on `items` and `resamples` alone."""
+    """Evaluate a statistic on bootstrap resamples, [resamples, ...]. The drawn indices depend only on `items` and
+    `resamples`.
+    """
     generator = np.random.default_rng(SEED)
     rows = max(1, CHUNK // max(1, items))
     chunks = []
@@ -134,7 +137,7 @@ def resample(statistic: Callable[[np.ndarray], np.ndarray], items: int, resample
 def calibration(
     probabilities: ArrayLike, outcomes: ArrayLike, lowest: float = 0.0, bins: int = 10
 ) -> list[tuple[float, float, int]]:
-    """Return a reliability table: (mean probability, share of outcomes, rows) of each bin of equal width that is not empty.
+    """Return the reliability table: (mean probability, observed frequency, count) of each non-empty bin of equal width.
 
     Args:
         probabilities: [N], from `lowest`, where the first bin begins, to 1.
@@ -148,24 +151,24 @@ def calibration(
 
 
 def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, lowest: float = 0.0, bins: int = 10) -> float:
-    """Expected calibration error (Guo et al. 2017): mean |probability - share of outcomes| over bins, weighted by rows."""
+    """Expected calibration error (Guo et al. 2017): mean |probability - observed frequency| over bins, weighted by count."""
     table = calibration(probabilities, outcomes, lowest, bins)
     total = sum(count for _, _, count in table)
     return sum(abs(stated - actual) * count for stated, actual, count in table) / max(1, total)
 
 
 def pair_calibration(difference: ArrayLike) -> list[tuple[float, float, int]]:
-    """The `calibration` of a model that prefers one response of each pair, by the rewards of better minus worse [N]."""
+    """Reliability table of a preference model, given the reward differences of better minus worse [N]."""
     return calibration(*_stated_and_right(difference), lowest=0.5)
 
 
 def pair_calibration_error(difference: ArrayLike) -> float:
-    """The `calibration_error` of a model that prefers one response of each pair; see `pair_calibration`."""
+    """Expected calibration error of a preference model; see `pair_calibration`."""
     return calibration_error(*_stated_and_right(difference), lowest=0.5)
 
 
 def _stated_and_right(difference: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """The probability sigmoid(|difference|), 0.5 to 1, that a model gives the response it prefers; whether it is right."""
+    """Return the model's confidence sigmoid(|difference|) in the response it prefers, and whether it is right."""
     from scipy.special import expit
 
     values = np.asarray(difference, dtype=np.float64)
@@ -176,7 +179,7 @@ def _stated_and_right(difference: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kendall_tau(ranks: Sequence[int], rewards: Sequence[float]) -> float:
-    """Return Kendall's tau-b of ranks (1 is best) and rewards: 1 same order, -1 reversed; 0 where one side is all ties.
+    """Kendall's tau-b between ranks (1 is best) and rewards. 0 if one side is fully tied.
 
     Rewards that agree to five digits are ties: equal responses differ by rounding, which depends on their batch.
     """
@@ -189,7 +192,7 @@ def kendall_tau(ranks: Sequence[int], rewards: Sequence[float]) -> float:
 
 
 def correlation(left: ArrayLike, right: ArrayLike) -> float:
-    """Pearson's correlation; 0 where one side does not vary."""
+    """Pearson correlation. 0 if one side is constant."""
     columns = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if any(len(column) < 2 or np.ptp(column) == 0 for column in columns):
         return 0.0
@@ -197,7 +200,7 @@ def correlation(left: ArrayLike, right: ArrayLike) -> float:
 
 
 def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve; 0.5 where one of the labels is missing."""
+    """Area under the ROC curve. 0.5 if there is only one class."""
     from sklearn.metrics import roc_auc_score
 
     positive = np.asarray(labels, dtype=bool)
@@ -210,6 +213,6 @@ def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def majority(votes: Sequence[Vote], tie: Vote) -> Vote:
-    """The vote that was cast most often; `tie` where no vote is alone in front."""
+    """Return the most frequent vote, or `tie` if it is not unique."""
     (first, count), *others = Counter(votes).most_common()
     return tie if others and others[0][1] == count else first

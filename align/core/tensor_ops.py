@@ -1,4 +1,4 @@
-"""Tensor functions that every stage shares. Shapes: B rows, T response positions, V vocabulary."""
+"""Tensor functions shared by all stages. Shapes: B rows, T response positions, V vocabulary."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +12,7 @@ CPU_CHUNK, GPU_CHUNK = 2**21, 2**27
 
 
 class Padded(NamedTuple):
-    """Token rows padded on the right: a row's end follows from its length, never from the value of a token."""
+    """Right-padded token rows. A row's end is given by its length, never by a token value."""
 
     ids: Tensor
     """[B, L] int64."""
@@ -21,7 +21,7 @@ class Padded(NamedTuple):
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[int]], pad_id: int = 0) -> "Padded":
-        """Pad lists of token ids to the longest of them."""
+        """Pad lists of token ids to the longest one."""
         lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
         ids = torch.full((len(rows), int(lengths.max()) if len(rows) else 0), pad_id, dtype=torch.long)
         for index, row in enumerate(rows):
@@ -36,12 +36,12 @@ class Padded(NamedTuple):
         return length_mask(self.lengths, self.ids.shape[1])
 
     def rows(self, index: Tensor | Sequence[int]) -> "Padded":
-        """The rows of `index`, with columns that none of them uses cut off."""
+        """Select the rows of `index`, trimming columns that are padding in all of them."""
         lengths = self.lengths[index]
         return Padded(self.ids[index, : int(lengths.max())], lengths)
 
     def tolists(self) -> list[list[int]]:
-        """The rows without their padding."""
+        """Convert to lists without padding."""
         return [row[:length] for row, length in zip(self.ids.tolist(), self.lengths.tolist(), strict=True)]
 
 
@@ -60,17 +60,17 @@ def length_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `values` where `mask` holds; a scalar. Masked values may be arbitrary, including NaN."""
+    """Sum of `values` where `mask` is True; a scalar. Masked values may be NaN."""
     return values.masked_fill(~mask, 0.0).sum()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `values` where `mask` holds; 0 if it holds nowhere."""
+    """Mean of `values` where `mask` is True; 0 if nowhere."""
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, min_std: float = 0.0) -> Tensor:
-    """Scale to unit variance over the masked positions, as lm-human-preferences does (biased variance, 1e-8).
+    """Scale to unit variance over masked positions, as in lm-human-preferences (biased variance, 1e-8).
 
     `values` must be the whole global batch. The mean is removed (advantages) unless `shift_mean` is False (rewards).
     Values whose standard deviation is below `min_std` are divided by `min_std`.
@@ -90,7 +90,7 @@ def log_probs_of(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Te
 
 
 class _LogProbs(torch.autograd.Function):
-    """A few rows at a time in float32: only the logits, in their own format, are kept for the gradient.
+    """Log-probabilities in chunks of rows in float32. Saves only the original logits for backward.
 
     Over a vocabulary of 50,000, float32 copies of all logits would be the largest tensors of a training step.
     """
@@ -127,7 +127,7 @@ def entropy_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 class _Entropy(torch.autograd.Function):
-    """A few rows at a time in float32, as `_LogProbs`."""
+    """Entropy in chunks of rows in float32, like `_LogProbs`."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, temperature: float) -> Tensor:
@@ -177,13 +177,13 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    """Return a copy of some logits, divided and at least float32."""
+    """Return a scaled copy of the logits in at least float32."""
     copied = logits.to(_wide(logits), copy=True)
     return copied.div_(temperature) if temperature != 1.0 else copied
 
 
 def _minus(logits: Tensor, temperature: float, subtracted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return logits / temperature - `subtracted`, at least float32, and `subtracted` [n, 1]; None: the largest of each row.
+    """Return logits / temperature - `subtracted` in at least float32, and `subtracted` [n, 1] (by default, the row maximum).
 
     A GPU widens the logits while it subtracts, which saves a pass over them.
     """
@@ -195,7 +195,7 @@ def _minus(logits: Tensor, temperature: float, subtracted: Tensor | None = None)
 
 
 def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = None) -> Iterator[list[int]]:
-    """Yield lists of rows, each of at most `budget` padded tokens (rows x longest row); a longer row stands alone.
+    """Yield lists of rows with at most `budget` padded tokens (rows x longest row). A longer row forms its own list.
 
     The longest rows come first: memory peaks at once, not after an hour. `padding` limits the tokens of padding in a list.
     """

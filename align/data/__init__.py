@@ -1,4 +1,4 @@
-"""Training data: the records, readers of this project's and other people's layouts, a writer, and a checker."""
+"""Training data: record types, readers of native and published layouts, a writer and a checker."""
 
 from align.data.check import check_data
 from align.data.formats import FORMATS, KINDS, Format

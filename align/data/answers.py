@@ -1,4 +1,4 @@
-"""Answers and preferences in rows of published data sets, as fields of this project's layouts."""
+"""Convert answers and preferences of published data sets to native fields."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,12 +25,12 @@ def pair_of(chosen: str, rejected: str) -> Reader:
 
 
 def ranks_of_two(preference: float) -> tuple[int, int]:
-    """The ranks of two responses; the preference for the first is above, below or equal to 0."""
+    """Return the ranks of two responses from the sign of the preference for the first."""
     return (1, 1) if preference == 0 else (1, 2) if preference > 0 else (2, 1)
 
 
 def compared_answers(first: str, second: str, preference: Callable[[Row], float], labeler: str = "", id: str = "") -> Reader:
-    """Responses in two fields and the preference for the first; `labeler` and `id` name fields."""
+    """Rank the responses in two fields by the preference for the first. `labeler` and `id` are field names."""
 
     def answers(row: Row) -> Fields:
         ranks = ranks_of_two(preference(row))
@@ -46,7 +46,7 @@ PREFERENCES = {
     **dict.fromkeys(("b", "2", "second", "response_b", "answer_b", "model_b"), -1),
     **dict.fromkeys(("tie", "tie_(bothbad)", "both_bad", "both", "neither", "same", "equal"), 0),
 }
-"""Words for the better of two answers: above 0 the first."""
+"""Preference for the first of two answers by word; positive if the first is better."""
 
 
 def preference_in_words(row: Row, field: str) -> int:
@@ -60,7 +60,7 @@ def preference_in_words(row: Row, field: str) -> int:
 
 
 def preference_by_number(row: Row, field: str, remedy: str = "use 0 or 1") -> int:
-    """The number of the better response: 0 for the first."""
+    """Parse the number of the better response (0 is the first)."""
     value = row.get(field)
     if value not in (0, 1) or isinstance(value, bool):
         raise field_error(field, f"is {short_repr(value)}", remedy)
@@ -73,7 +73,7 @@ def score_of(row: Row, field: str) -> float:
 
 
 def named_models(row: Row, first: str, second: str) -> list[str] | None:
-    """The models that two fields name, or None if one does not."""
+    """Return the models named in two fields, or None if either is missing."""
     models = [row.get(first), row.get(second)]
     return [str(model) for model in models] if all(isinstance(model, str) for model in models) else None
 
@@ -93,13 +93,13 @@ def texts_of(entries: Sequence[Row], field: str, name: str) -> list[str]:
 
 
 def scores_of(entries: Sequence[Row], field: str, *names: str) -> list[float]:
-    """The score of each entry, in the first of the fields that it has."""
+    """Return the score of each entry from the first field that it has."""
     found = (next((name for name in names if entry.get(name) is not None), names[0]) for entry in entries)
     return [check_score(entries[i].get(name), f"{field}[{i}].{name}") for i, name in enumerate(found)]
 
 
 def ranked_answers(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:
-    """Responses by their scores, with the models that the entries name; of more than nine, nine evenly spaced by rank."""
+    """Rank responses by score, with the models named in the entries. Keeps at most nine, evenly spaced by rank."""
     order = sorted(range(len(texts)), key=lambda i: -scores[i])
     kept = sorted(order[i] for i in evenly_spaced(len(order)))
     models = [text_or_none(entry.get("model")) for entry in entries]
@@ -108,6 +108,6 @@ def ranked_answers(entries: Sequence[Row], texts: Sequence[str], scores: Sequenc
 
 
 def alternating_turns(texts: Sequence[object], field: str) -> list[Fields]:
-    """Texts as turns of the user and the assistant in alternation."""
+    """Convert texts to alternating user and assistant turns."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": check_text(text, f"{field}[{i}]")} for i, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""`align data check` and `align data convert`: a data file's description, its overlap with another, its conversion."""
+"""`align data check` and `align data convert`: summarize a data file, find overlap, convert to the native format."""
 
 import math
 import os
@@ -30,7 +30,7 @@ EXAMPLE_LENGTH = 90  # characters of a text that are shown
 
 
 def check_data(path: str, kind: str | None = None) -> str:
-    """Describe a source as records of one kind, one fact per line with bad rows at the end.
+    """Summarize a source as records of one type: one fact per line, bad rows last.
 
     Args:
         path: a file, a folder or the name of a hub data set.
@@ -65,7 +65,7 @@ def check_data(path: str, kind: str | None = None) -> str:
 
 
 def convert_data(source: str, output: str | os.PathLike[str], kind: str | None = None, skip_bad_rows: bool = False) -> str:
-    """Write a source as JSON Lines in this project's layout (docs/data.md); return the count of records and unused columns.
+    """Write a source as native JSON Lines (docs/data.md). Return a summary with the number of records and unused columns.
 
     The name of the output ends in .jsonl or .jsonl.gz; `kind` is that of `check_data`.
     """

@@ -101,7 +101,7 @@ OWN_LAYOUTS = (
     *("prompt-completion", "messages", "ranking", "pair", "preferred", "rated answer"),
     *("rule judgment", "attribute judgment", "prompt", "token ids"),
 )
-"""Layouts that an error message recommends."""
+"""Layouts suggested in error messages."""
 
 
 FIELDS = {field for known in FORMATS for field in re.findall(r"[\w-]+", known.fields)}
@@ -119,7 +119,8 @@ def find_format(row: Row, kind: type[Record]) -> Format | None:
 
 
 def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = None) -> tuple[Format, Sequence[Record]]:
-    """The layout of a row and its records (usually one); for rankings they may be `RatedAnswer`s, to be ranked together.
+    """Return the layout of a row and its records (usually one). For rankings, records may be `RatedAnswer`s, to be grouped
+    by prompt.
 
     Args:
         unused: counts the fields that were given and not read.

@@ -1,4 +1,4 @@
-"""Exports of labeling tools: Argilla (records as JSON, `datasets` columns) and Label Studio (JSON).
+"""Exports of labeling tools: Argilla (JSON records, `datasets` columns) and Label Studio (JSON).
 
 A row becomes one ranking for each labeler, or one rated answer. The names of fields are those that the tools' templates for
 preference data have.
@@ -13,16 +13,16 @@ from align.data.layouts import Fields, RatedAnswer
 from align.data.records import Ranking, Record
 
 PROMPTS = ("prompt", "instruction", "question", "input", "text")
-"""Fields that hold the prompt; the first that a row has counts."""
+"""Possible names of the prompt field, in order of priority."""
 PAIRS = (
     *(("response_1", "response_2"), ("response-1", "response-2"), ("response_a", "response_b"), ("response1", "response2")),
     *(("answer1", "answer2"), ("answer_1", "answer_2"), ("answer_a", "answer_b"), ("text1", "text2")),
 )
-"""Fields that hold two responses, the left one first."""
+"""Pairs of fields with two responses, left first."""
 SINGLE = ("response", "completion", "answer", "output")
 TIES = ("tie", "same", "equal", "both", "neither")
 DISCARDED = ("discarded", "draft")
-"""States of Argilla's responses that are no judgments."""
+"""Argilla response states that are not judgments."""
 
 
 class ToolAnswer(NamedTuple):
@@ -34,7 +34,7 @@ class ToolAnswer(NamedTuple):
 
 
 def prompt_of(fields: Row) -> Fields:
-    """The prompt among the fields of an item."""
+    """Return the prompt among an item's fields."""
     name = next((name for name in PROMPTS if fields.get(name) is not None), None)
     if name is None:
         raise field_error("fields", f"have no prompt: {', '.join(map(str, fields))}", f"name it {PROMPTS[0]}")
@@ -42,7 +42,7 @@ def prompt_of(fields: Row) -> Fields:
 
 
 def _records(fields: Row, answers: Sequence[ToolAnswer], id: str | None) -> list[Record]:
-    """The rankings and ratings that labelers' answers make of an item."""
+    """Convert the answers of labelers to rankings and ratings."""
     if not answers:
         raise field_error("responses", "contain no submitted answer", "export only labeled items, or set skip_bad_rows")
     common = {**prompt_of(fields), "id": id}
@@ -80,7 +80,7 @@ def _record(fields: Row, answer: ToolAnswer, common: Fields) -> Record | None:
 
 
 def _ranks_of_choice(value: object, pair: Sequence[str]) -> tuple[int, int] | None:
-    """The ranks of two responses by the name or number of the better one; None if the value is no choice."""
+    """Return the ranks of two responses from the name or number of the better one, or None if the value is not a choice."""
     word = str(value).strip().lower()
     first, second = (
         {name.lower(), number, side} for name, number, side in zip(pair, ("1", "2"), ("left", "right"), strict=True)
@@ -96,26 +96,26 @@ def _ranks_of_choice(value: object, pair: Sequence[str]) -> tuple[int, int] | No
 
 
 def is_argilla(row: Row) -> bool:
-    """Whether a row is a record of Argilla: as JSON, or as columns of `datasets`."""
+    """Return whether a row is an Argilla record: JSON, or `datasets` columns."""
     if isinstance(row.get("fields"), Mapping) and isinstance(row.get("responses"), Mapping):
         return True
     return any(str(name).endswith(".responses") for name in row) or any(map(_is_first_version, row.values()))
 
 
 def _is_first_version(column: object) -> bool:
-    """Whether a column holds the answers to a question, as Argilla 1 writes them."""
+    """Return whether a column contains answers to a question in the format of Argilla 1."""
     return isinstance(column, list | tuple) and bool(column) and all(
         isinstance(entry, Mapping) and {"user_id", "value", "status"} <= entry.keys() for entry in column
     )  # fmt: skip
 
 
 def argilla_fields(row: Row) -> Row:
-    """The texts of a record by name."""
+    """Return the texts of a record by name."""
     return row["fields"] if isinstance(row.get("fields"), Mapping) else row
 
 
 def argilla(row: Row) -> list[Record]:
-    """The rankings or ratings of a record."""
+    """Convert a record to rankings or ratings."""
     return _records(argilla_fields(row), list(_argilla_answers(row)), id_or_none(row.get("id")))
 
 
@@ -147,12 +147,12 @@ def _argilla_answers(row: Row) -> Iterator[ToolAnswer]:
 
 
 def is_label_studio(row: Row) -> bool:
-    """Whether a row is a task of Label Studio with its annotations."""
+    """Return whether a row is a Label Studio task with annotations."""
     return isinstance(row.get("data"), Mapping) and row.get("annotations") is not None
 
 
 def label_studio_fields(row: Row) -> Row:
-    """The texts of a task by name; the items of a list to rank stand under their ids."""
+    """Return the texts of a task by name. Items of a list to rank are keyed by id."""
     data: Row = row["data"]
     items = next((value for value in data.values() if _are_items(value)), ())
     return {**data, **{str(item["id"]): item.get("body") or item.get("title") for item in items}}
@@ -163,7 +163,7 @@ def _are_items(value: object) -> bool:
 
 
 def label_studio(row: Row) -> list[Record]:
-    """The rankings or ratings of a task: of `Pairwise`, `Ranker` and `Rating` tags."""
+    """Convert a task with `Pairwise`, `Ranker` or `Rating` tags to rankings or ratings."""
     return _records(label_studio_fields(row), list(_label_studio_answers(row)), id_or_none(row.get("id")))
 
 

@@ -1,4 +1,4 @@
-"""The form of a layout; pairs in TRL's form, transcripts as in HH-RLHF, rows of `align sample`, ratings, trees.
+"""Layouts: TRL's pairs, transcripts as in HH-RLHF, rows of `align sample`, ratings, conversation trees.
 
 A function `..._prompt` returns the fields of a `Prompt`; the others return records.
 """
@@ -39,7 +39,7 @@ Matcher = Callable[[Row], bool]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One layout of rows: its fields in words, whether a row has it, and its conversion into records.
+    """A row layout: its fields in words, a predicate, and a conversion to records.
 
     Attributes:
         prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
@@ -54,22 +54,22 @@ class Format:
 
 
 def has(*fields: str, without: tuple[str, ...] = ()) -> Matcher:
-    """Whether a row has all `fields` and none of `without`; None counts as missing."""
+    """Return whether a row has all `fields` and none of `without`. None counts as missing."""
     return lambda row: all(row.get(f) is not None for f in fields) and all(row.get(f) is None for f in without)
 
 
 def has_any(*fields: str) -> Matcher:
-    """Whether a row has one of its layout's fields: the error then names the missing one."""
+    """Return whether a row has any of a layout's fields. Conversion then reports the missing ones."""
     return lambda row: any(row.get(field) is not None for field in fields)
 
 
 def id_and_category(row: Row) -> dict[str, Any]:
-    """Both, if the row has them in a usable form."""
+    """Return `id` and `category` if the row has valid ones."""
     return {"id": id_or_none(row.get("id")), "category": text_or_none(row.get("category"))}
 
 
 def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *, may_be_empty: bool = False) -> list[Record]:
-    """A ranking of two responses, a tie if their scores are equal."""
+    """Build a ranking of two responses, tied if their scores are equal."""
     given = {"chosen": chosen, "rejected": rejected}
     texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for name, answer in given.items())
     if texts[0] == texts[1]:
@@ -93,7 +93,7 @@ def prompt_field(row: Row) -> Fields:
 
 
 def messages_prompt(row: Row) -> Fields:
-    """All turns up to the user's last one: an answer behind it is not read."""
+    """Return all turns up to the last user turn. A final answer is ignored."""
     turns = check_conversation(row["messages"], "messages")
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=len(turns) - 1)
     return {"prompt": turns[: last + 1], **id_and_category(row)}
@@ -103,7 +103,7 @@ def messages_prompt(row: Row) -> Fields:
 
 
 def pair(row: Row) -> list[Record]:
-    """Text or turns; turns of the whole conversation, as in TRL's implicit prompt or UltraFeedback, are split."""
+    """Convert a pair of texts or conversations. Full conversations (TRL's implicit prompt, UltraFeedback) are split."""
     chosen = required_field(row, "chosen", "a pair needs prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair needs prompt, chosen and rejected")
     if _is_whole_conversation(chosen) or _is_whole_conversation(rejected):
@@ -116,13 +116,13 @@ def pair(row: Row) -> list[Record]:
 
 
 def _is_whole_conversation(turns: object) -> bool:
-    """Whether a list of turns begins with the prompt, and not with the answer to it."""
+    """Return whether a list of turns starts with the prompt instead of the answer."""
     first = turns[0] if isinstance(turns, list | tuple) and turns else None
     return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
 def _check_asked(asked: object, turns: Conversation) -> None:
-    """Refuse a `prompt` beside a whole conversation that is not part of it: the turns before the last, or a user's turn."""
+    """Reject a `prompt` that contradicts the full conversation beside it."""
     if isinstance(asked, list | tuple):
         is_part = check_prompt(asked) == turns[-1 - len(asked) : -1]
     else:
@@ -148,7 +148,7 @@ def _pair_of_conversations(row: Row, chosen: Conversation, rejected: Conversatio
 
 
 def pair_prompt(row: Row) -> dict[str, Any]:
-    """The prompt of a pair of whole conversations: the turns of `chosen` before the last."""
+    """Return the shared prompt of a pair of full conversations: the turns of `chosen` before the last one."""
     turns = check_conversation(row["chosen"], "chosen")
     _check_asked(row.get("prompt"), turns)
     return {"prompt": turns[:-1], **id_and_category(row)}
@@ -158,7 +158,7 @@ def pair_prompt(row: Row) -> dict[str, Any]:
 
 
 def _transcript(row: Row, field: str) -> Conversation:
-    """The turns of a transcript; the last may be empty."""
+    """Parse the turns of a transcript. The last one may be empty."""
     turns = transcript_turns(check_text(required_field(row, field, "write the transcript"), field))
     if turns is None:
         wrong = "is not a transcript that begins with 'Human:', and there is no 'prompt'"
@@ -167,19 +167,19 @@ def _transcript(row: Row, field: str) -> Conversation:
 
 
 def with_parsed_prompt(row: Row) -> Row:
-    """The row, with a `prompt` that is a conversation in one text as turns, see `prompt_turns`."""
+    """Return the row with its text `prompt` parsed into turns, see `prompt_turns`."""
     prompt = row.get("prompt")
     turns = prompt_turns(prompt) if isinstance(prompt, str) else None
     return row if turns is None else {**row, "prompt": turns}
 
 
 def hh_pair(row: Row) -> list[Record]:
-    """Two transcripts that differ in the assistant's last turn (Anthropic/hh-rlhf: `chosen`, `rejected`)."""
+    """Convert two transcripts that differ in the last assistant turn (Anthropic/hh-rlhf: `chosen`, `rejected`)."""
     return _pair_of_conversations(row, _transcript(row, "chosen"), _transcript(row, "rejected"))
 
 
 def hh_prompt(row: Row) -> dict[str, Any]:
-    """The turns before the assistant's last one in `chosen`."""
+    """Return the turns of `chosen` before the last assistant turn."""
     turns = _transcript(row, "chosen")
     return {"prompt": turns[:-1] if turns[-1]["role"] == "assistant" else turns, **id_and_category(row)}
 
@@ -188,7 +188,7 @@ def hh_prompt(row: Row) -> dict[str, Any]:
 
 
 def sampled_demonstrations(row: Row) -> list[Record]:
-    """A demonstration for each response of a row of `align sample`, such as the best of n answers."""
+    """Convert each response of an `align sample` row to a demonstration, for example the best of n."""
     prompt, more = check_prompt(row["prompt"]), id_and_category(row)
     texts = check_texts(row["responses"], "responses")
     reasons = row.get("finish_reason")
@@ -204,7 +204,7 @@ def sampled_demonstrations(row: Row) -> list[Record]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatedAnswer(Record):
-    """A response and a number for it, such as stars; the highest is the best."""
+    """A response with a numeric rating, such as stars. Higher is better."""
 
     prompt: Conversation
     response: str
@@ -221,13 +221,13 @@ class RatedAnswer(Record):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The same for rows of other projects, whose names of other fields may be similar."""
+        """Parse a row of another project without checking for misspelled field names."""
         needed = {name: required_field(row, name, "add it") for name in ("prompt", "response", "rating")}
         return cls(**needed, id=row.get("id"), category=row.get("category"))
 
 
 def rank_ratings(answers: Iterable[RatedAnswer]) -> tuple[list[Ranking], int]:
-    """One ranking for each prompt with two or more responses, and the number of prompts with one.
+    """Build one ranking per prompt with two or more responses. Also return the number of prompts with only one.
 
     A response that occurs more than once, as with several labelers, gets the mean of its ratings. Of more than nine
     responses, nine evenly spaced by rank are kept.
@@ -268,7 +268,8 @@ def is_tree(row: Mapping[str, Any]) -> bool:
 
 
 def tree_demonstrations(row: Mapping[str, Any]) -> list[Record]:
-    """The conversations in which every answer is the best of its siblings, each assistant turn in exactly one record.
+    """Return the conversations in which every answer is the best among its siblings. Each assistant turn occurs in one
+    record.
 
     Of several prompters' replies to one answer, the first (best-ranked) continues the record and each other one starts a
     new record. Unranked siblings have no best: the path ends.
@@ -296,7 +297,7 @@ def tree_demonstrations(row: Mapping[str, Any]) -> list[Record]:
 
 
 def tree_rankings(row: Mapping[str, Any]) -> list[Record]:
-    """One ranking for each prompter turn with two or more ranked answers; of more than nine, nine evenly spaced by rank."""
+    """Build one ranking per prompter turn with two or more ranked answers. Keeps at most nine, evenly spaced by rank."""
     records: list[Record] = []
     for prompt, node in _prompter_nodes((), row["prompt"]):
         ranked = _ordered([reply for reply in _replies(node, "assistant") if _rank(reply) is not None])
@@ -354,7 +355,7 @@ def _rank(node: Node) -> int | None:
 
 
 def _ordered(nodes: list[Node]) -> list[Node]:
-    """Best first, the unranked ones last in their given order."""
+    """Sort best first. Unranked ones come last in their original order."""
     return sorted(nodes, key=lambda node: (_rank(node) is None, _rank(node) or 0))
 
 

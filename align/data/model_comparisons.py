@@ -1,4 +1,4 @@
-"""Rows of Chatbot Arena, MT-bench, Arena-Hard, AlpacaEval and qa-feedback, which compare models on questions."""
+"""Layouts that compare models: Chatbot Arena, MT-bench, Arena-Hard, AlpacaEval and qa-feedback."""
 
 import json
 from collections.abc import Mapping
@@ -19,12 +19,12 @@ from align.data.records import ranks_from_scores
 
 
 def is_question_turns(row: Row) -> bool:
-    """Whether a row is a question of MT-bench or Arena-Hard."""
+    """Return whether a row is an MT-bench or Arena-Hard question."""
     return isinstance(row.get("turns"), list | tuple) and bool(row["turns"]) and row.get("choices") is None
 
 
 def question_turn(row: Row) -> Fields:
-    """The first turn of a question of MT-bench or Arena-Hard; later ones follow an answer."""
+    """Return the first turn of an MT-bench or Arena-Hard question. Later turns follow an answer."""
     first = row["turns"][0]
     text = first.get("content") if isinstance(first, Mapping) else first
     id = id_or_none(row.get("question_id")) or id_or_none(row.get("uid"))
@@ -39,14 +39,14 @@ def arena_questions(row: Row) -> Fields:
 
 
 def _arena_side(row: Row, field: str) -> Conversation:
-    """A conversation up to the judged turn: MT-bench's judgments of `turn` 1 show both turns."""
+    """Return a conversation up to the judged turn. MT-bench's judgments of `turn` 1 include both turns."""
     turns = check_conversation(_decoded(row.get(field)), field)
     judged = row.get("turn")
     return turns[: 2 * judged] if isinstance(judged, int) and not isinstance(judged, bool) and judged > 0 else turns
 
 
 def _decoded(value: object) -> object:
-    """A value, or what its JSON holds if it is the text of a list."""
+    """Decode a value if it is a JSON list in a string."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -56,7 +56,7 @@ def _decoded(value: object) -> object:
 
 
 def _arena_55k_texts(row: Row, field: str) -> list[str]:
-    """The texts of a column of lmsys-arena-human-preference-55k: a JSON list."""
+    """Decode a column of lmsys-arena-human-preference-55k, which contains JSON lists."""
     texts = _decoded(required_field(row, field, "write the texts"))
     entries = [texts] if isinstance(texts, str) else check_list(texts, field)
     if not entries:
@@ -65,7 +65,7 @@ def _arena_55k_texts(row: Row, field: str) -> list[str]:
 
 
 def arena_55k_questions(row: Row) -> Fields:
-    """The turns before the last answer of the first model."""
+    """Return the turns before the first model's last answer."""
     asked, answered = _arena_55k_texts(row, "prompt"), _arena_55k_texts(row, "response_a")
     if len(asked) != len(answered):
         wrong = f"has {len(answered)} texts for {len(asked)} of 'prompt'"
@@ -75,7 +75,7 @@ def arena_55k_questions(row: Row) -> Fields:
 
 
 def qa_feedback_question(row: Row) -> Fields:
-    """The question and its passages, each a title and sentences, after empty lines."""
+    """Return the question followed by its passages (title and sentences), separated by blank lines."""
     text, passages = check_text(row["question"], "question"), []
     for i, passage in enumerate(check_list(row.get("passages") or [], "passages")):
         _, *sentences = check_list(passage, f"passages[{i}]")
@@ -84,7 +84,7 @@ def qa_feedback_question(row: Row) -> Fields:
 
 
 def arena_answers(row: Row) -> Fields:
-    """Two conversations about the same questions; those that part before the last answer cannot be compared."""
+    """Compare two conversations with the same questions. Conversations that diverge before the last answer are rejected."""
     sides = [_arena_side(row, name) for name in ("conversation_a", "conversation_b")]
     if sides[0][:-1] != sides[1][:-1] or sides[0][-1]["role"] != "assistant":
         wrong = "differs from 'conversation_a' before its last turn"
@@ -94,7 +94,7 @@ def arena_answers(row: Row) -> Fields:
 
 
 def arena_55k_answers(row: Row) -> Fields:
-    """The last answers of two models; of several turns, the earlier answers must be equal."""
+    """Return the last answers of two models. In multi-turn rows, earlier answers must be identical."""
     sides = [_arena_55k_texts(row, name) for name in ("response_a", "response_b")]
     if sides[0][:-1] != sides[1][:-1]:
         wrong = "differs from 'response_a' before its last turn"
@@ -108,7 +108,7 @@ def arena_55k_answers(row: Row) -> Fields:
 
 
 def _alpaca_eval_preference(row: Row) -> float:
-    """Above 0 if the first output is better: `preference` goes from 1 to 2, 1.5 and 0 are ties."""
+    """Return a positive number if the first output is better. `preference` is 1 (first) to 2 (second), 1.5 or 0 if tied."""
     value = score_of(row, "preference")
     if value and not 1 <= value <= 2:
         raise field_error("preference", f"is {value:g}", "use 1 for output_1, 2 for output_2, 1.5 for a tie")
@@ -126,7 +126,7 @@ QA_PREDICTIONS = tuple(f"prediction {number}" for number in (1, 2, 3, 4))
 
 
 def qa_feedback_answers(row: Row) -> Fields:
-    """Four answers and the preferences of the pairs 12, 13, 14, 23, 24, 34: 0 equal, 1 the first, 2 the second.
+    """Rank four answers by the preferences for the pairs 12, 13, 14, 23, 24, 34 (0 equal, 1 first, 2 second).
 
     Preferences of pairs may form a cycle: responses are ranked by their wins, a tie counts as half.
     """

@@ -1,4 +1,4 @@
-"""Layouts of published data sets: a table of how each is recognized, its prompt, and its answers.
+"""Layouts of published data sets: how to recognize each, and how to extract prompts and answers.
 
 A row is converted to the fields of one of this project's layouts: `messages`, `completion`, `chosen` and `rejected`,
 `responses` and `ranks`, or the `response` and `rating` of one answer. The fields of a layout are those of a data set's card.
@@ -62,7 +62,7 @@ Entry = tuple[str, str, Matcher, Reader, Reader]
 
 
 def published(name: str, kind: type[Record], fields: str, matches: Matcher, prompt: Reader, answers: Reader) -> Format:
-    """Return a layout whose rows are converted to one of this project's layouts.
+    """Define a layout whose rows are first converted to a native layout.
 
     Args:
         prompt: returns the prompt of a row, its id and its category.
@@ -88,7 +88,7 @@ IN_PAIR = ("chosen", "rejected")
 
 
 def _is_text_pair(*prompt: str) -> Matcher:
-    """Whether a row has a pair of texts and one of these fields, and no `prompt`."""
+    """Return whether a row has a pair of texts and one of these fields, but no `prompt`."""
     is_pair, asks = has(*IN_PAIR, without=("prompt",)), has_any(*prompt)
     return lambda row: is_pair(row) and asks(row) and isinstance(row["chosen"], str)
 
@@ -104,7 +104,9 @@ def _is_tagged(row: Row) -> bool:
 
 
 def _tag(row: Row) -> Any:
-    """Whether an answer is a good one, by `kto_tag`, or by a `label` beside `messages`; any other `label` may be a class."""
+    """Return whether an answer is good, from `kto_tag` or a `label` next to `messages`. Other `label` fields may be class
+    labels.
+    """
     if row.get("kto_tag") is not None:
         return row["kto_tag"]
     label = row.get("label")
@@ -115,7 +117,9 @@ def _tag(row: Row) -> Any:
 
 
 def instruction(*extras: str, category: str = "category") -> Reader:
-    """The instruction, and after empty lines the fields `extras` that are not empty; `category` names a field."""
+    """Return the instruction followed by the non-empty fields `extras`, separated by blank lines. `category` is a field
+    name.
+    """
 
     def prompt(row: Row) -> Fields:
         text = check_text(required_field(row, "instruction", "write the task"), "instruction")
@@ -127,7 +131,7 @@ def instruction(*extras: str, category: str = "category") -> Reader:
 
 
 TASK = instruction("input", "context")
-"""Alpaca's `input` and Dolly's `context`, in rows of either."""
+"""Additional input: Alpaca's `input` or Dolly's `context`."""
 
 
 def _question(row: Row) -> Fields:
@@ -139,7 +143,7 @@ SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt"
 
 
 def _sharegpt_turn(turn: object, field: str) -> Fields:
-    """A turn {from, value}; its other fields, such as `weight`, are kept."""
+    """Convert a {from, value} turn. Other fields, such as `weight`, are kept."""
     if not isinstance(turn, Mapping):
         raise field_error(field, f"is {short_repr(turn)}, not a turn", "use {from, value}")
     speaker = turn.get("from")
@@ -174,7 +178,7 @@ def _capybara(row: Row) -> Fields:
 
 
 def _post_to_summarize(row: Row) -> Fields:
-    """A Reddit post or a news article, in the text form of Stiennon et al. 2020, appendix B."""
+    """Format a Reddit post or news article as in Stiennon et al. 2020, appendix B."""
     info = row["info"]
     post = [f"SUBREDDIT: r/{info.get('subreddit')}", f"TITLE: {info.get('title')}", f"POST: {info.get('post')}"]
     shown = post if info.get("post") else [f"Article:\n{check_text(info.get('article'), 'info.article')}"]
@@ -182,7 +186,7 @@ def _post_to_summarize(row: Row) -> Fields:
 
 
 def _shp_post(row: Row) -> Fields:
-    """The post is `history`, title and body; its forum, without the split that `domain` ends with, is the category."""
+    """Convert `history` (title and body). The category is the forum: `domain` without its split suffix."""
     domain = text_or_none(row.get("domain"))
     forum = re.sub("_(train|validation|test)$", "", domain) if domain else None
     return {"prompt": check_prompt(row.get("history"), "history"), "category": forum}
@@ -221,7 +225,7 @@ def _nectar(row: Row) -> Fields:
 
 
 def _ultrafeedback(row: Row) -> Fields:
-    """The raw form (openbmb/UltraFeedback): ranked by the mean of their aspect scores, or else by `overall_score`.
+    """Convert the raw format (openbmb/UltraFeedback), ranked by mean aspect score or else `overall_score`.
 
     The mean comes first because `overall_score` was wrong for many rows (a 1 stored as 10; card of
     argilla/ultrafeedback-binarized-preferences). The mean goes from 1 to 5 and `overall_score` to 10: if one completion has
@@ -235,7 +239,7 @@ def _ultrafeedback(row: Row) -> Fields:
 
 
 def _scored_answers(row: Row) -> Fields:
-    """Answers with votes: {text, pm_score}, or lists by column ({"text": [...], "score": [...]}).
+    """Convert voted answers: {text, pm_score}, or lists by column ({"text": [...], "score": [...]}).
 
     HuggingFaceH4/stack-exchange-preferences: log2 of 1 + votes, 1 more if accepted, -1 for a negative number.
     """

@@ -1,4 +1,4 @@
-"""Readers of records and of raw texts from any source in any known layout, few-shot examples, and a writer of JSON Lines."""
+"""Readers of records and raw text from any source and layout, few-shot prompts, and a JSON Lines writer."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ LISTED_PROBLEMS = 5
 
 @dataclass(slots=True)
 class Scan(Generic[R]):
-    """The contents of a source.
+    """Contents of a source.
 
     Attributes:
         records: those of all good rows.
@@ -46,7 +46,7 @@ class Scan(Generic[R]):
 
 
 def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = False) -> Scan[R]:
-    """Read rows, or records, to their end, or with `stop_at_bad` to a bad one, which is then a UserError."""
+    """Convert rows to records. With `stop_at_bad`, the first bad row raises a UserError."""
     scanned: Scan[R] = Scan()
     rated: list[RatedAnswer] = []
     for where, row in rows:
@@ -77,7 +77,7 @@ def read_records(
     split: str = "train",
     token_ids: bool = False,
 ) -> list[R]:
-    """All records of one kind in a source.
+    """Read all records of one type from a source.
 
     Args:
         source: a file (.jsonl, .json, .csv, each also as .gz, or .parquet), a folder of such files or saved by `datasets`,
@@ -97,7 +97,7 @@ def read_records(
 def scan_records(
     source: str | os.PathLike[str], kind: type[R], *, skip_bad_rows: bool, split: str = "train", token_ids: bool = False
 ) -> Scan[R]:
-    """Return the records of a source with counts and problems of its rows; arguments and errors as for `read_records`."""
+    """Read the records of a source with counts and problems. Arguments and errors as in `read_records`."""
     scanned = scan_rows(iter_rows(os.fspath(source), split), kind, stop_at_bad=not skip_bad_rows)
     require_records(scanned, source, kind)
     require_used_columns(str(source), scanned)
@@ -112,13 +112,13 @@ def scan_records(
 
 
 def report_single(scanned: Scan[R], name: str) -> None:
-    """Log how many prompts with one rated response were left out, on the first process only."""
+    """Log the number of skipped prompts with a single rated response, on the first process only."""
     if scanned.single and os.environ.get("RANK", "0") == "0":
         logger.warning("%s: skipped %s with a single rated response", name, counted(scanned.single, "prompt"))
 
 
 def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type[R]) -> None:
-    """Refuse a source without a single usable record."""
+    """Raise a UserError if a source has no usable records."""
     if scanned.records:
         return
     if not scanned.rows:
@@ -133,7 +133,7 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
 
 
 def require_used_columns(source: str, scanned: Scan[Any]) -> None:
-    """Refuse a source whose options take a field from a column, although no row uses the field."""
+    """Raise a UserError if a source maps a column to a field that no row uses."""
     is_prompt = any(isinstance(record, Prompt) for record in scanned.records[:1])  # the answers beside it are not read
     good = scanned.rows - len(scanned.problems)
     unused = {field for field, rows in scanned.unused.items() if rows == good and not (is_prompt and field in FIELDS)}
@@ -155,7 +155,7 @@ def parse_rows(
     skip_bad_rows: bool = False,
     split: str = "train",
 ) -> list[Item]:
-    """Parse each row of files, folders or hub names; with `skip_bad_rows`, bad rows are logged and left out.
+    """Parse each row of files, folders or Hub data sets. With `skip_bad_rows`, log and skip bad rows.
 
     Args:
         parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
@@ -174,7 +174,7 @@ def _parse(
     skip_bad_rows: bool,
     columns: Collection[str] = (),
 ) -> Iterator[Item]:
-    """Yield the items of rows; `columns` are fields that options take from columns, which must be used."""
+    """Yield the parsed rows. `columns` are mapped fields, which must be used."""
     problems: list[str] = []
     unused = set(columns)
     number, is_empty = 0, True
@@ -198,14 +198,14 @@ def _parse(
 
 
 def warn_of_bad_rows(skipped: str, problems: Sequence[str], rows: int) -> None:
-    """Log the number of bad rows and the first five; `skipped` begins the line."""
+    """Log the number of bad rows and the first five. `skipped` starts the message."""
     logger.warning("%s %s of %d:", skipped, counted(len(problems), "bad row"), rows)
     for problem in problems[:LISTED_PROBLEMS]:
         logger.warning("%s", problem)
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
-    """Write records as JSON Lines (UTF-8, compressed if the name ends in .gz), to a temporary file that is then renamed.
+    """Atomically write records as JSON Lines (UTF-8, compressed if the name ends in .gz).
 
     Equal records give equal bytes.
 
@@ -229,14 +229,14 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
 
 
 class Text(NamedTuple):
-    """A document: a row with a `text`, such as a page or a book, which has no prompt and no answer."""
+    """A document for language modeling: a row with a `text`, without prompt and answer."""
 
     text: str
     id: str | None = None
 
 
 def read_texts(source: str | Sequence[str | Mapping[str, Any]], skip_bad_rows: bool = False) -> Iterator[Text]:
-    """The documents of a file, folder or hub name, or of rows or texts in memory; errors as of `parse_rows`."""
+    """Read documents from a file, folder, Hub data set, rows or strings. Errors as in `parse_rows`."""
     if isinstance(source, str):
         name, rows = source, iter_rows(source)
     else:
@@ -254,7 +254,7 @@ def _text_of_row(row: Mapping[str, Any], number: str) -> Iterator[Text]:
 
 @dataclass(frozen=True)
 class FewShotPrompt:
-    """Few-shot examples and an instruction before a prompt, for models that were not fine-tuned.
+    """Few-shot examples and an instruction, for models without fine-tuning.
 
     InstructGPT compares with such a baseline, "GPT-3 (prompted)" (Ouyang et al. 2022, figure 1).
 
@@ -267,7 +267,7 @@ class FewShotPrompt:
     examples: tuple[tuple[str, str], ...] = ()
 
     def before(self, conversation: Conversation) -> Conversation:
-        """Return the conversation after the instruction and the examples with other questions, behind its system turn."""
+        """Prepend the instruction and examples (of other questions) to a conversation, after its system turn."""
         asked = conversation[-1]["content"].strip()
         start = 1 if conversation[0]["role"] == "system" else 0
         turns: list[Message] = [*conversation[:start]]

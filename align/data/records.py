@@ -1,4 +1,4 @@
-"""The records that training reads and the labeling app writes: plain frozen dataclasses without torch.
+"""Record types of training data and labeling exports: frozen dataclasses without torch.
 
 A record checks its values when it is made: a bad value raises a `UserError` that names the field, and no stage checks again.
 `from_row` makes a record from a row of a file in this project's layout (docs/data.md), and `to_row` is its inverse.
@@ -58,18 +58,18 @@ FLAGS = {
     "expresses_opinion": "Expresses an opinion",
     "moral_judgment": "Expresses a moral judgment",
 }
-"""The yes-or-no labels of a response in InstructGPT, Table 3: the name in files, and the text in the labeling app."""
+"""Binary labels of a response (InstructGPT, Table 3): name in files, and text in the labeling app."""
 
 
 def set_checked(record: "Record", **values: object) -> None:
-    """Store the checked values of a frozen record, and check its id and category."""
+    """Set the validated fields of a frozen record, and validate its id and category."""
     known = {"id": check_id(record.id), "category": check_optional_text(record.category, "category")}
     for name, value in (values | known).items():
         object.__setattr__(record, name, value)
 
 
 class Record:
-    """The base of all kinds of records.
+    """Base class of all record types.
 
     Attributes:
         prompt: the conversation to answer; ends with a user turn.
@@ -83,25 +83,25 @@ class Record:
     category: str | None
 
     needed: ClassVar[Mapping[str, str]] = {}
-    """The fields that a row must have, with the remedy if one is missing."""
+    """Required fields, with the remedy if one is missing."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """The record in a row of this project's layout. Unknown fields are ignored, misspelled ones refused."""
+        """Parse a row in the native layout. Unknown fields are ignored, misspelled ones rejected."""
         row, names = check_row(row), [field.name for field in fields(cls)]  # type: ignore[arg-type]
         check_spelling(row, names)
         given = {name: required_field(row, name, remedy) for name, remedy in cls.needed.items()}
         return cls(**{name: row.get(name) for name in names} | given)
 
     def to_row(self) -> dict[str, Any]:
-        """The row of a file, without missing fields."""
+        """Convert to a row, without missing fields."""
         row = {field.name: as_lists(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
         return without_none({**row, "prompt": to_json(self.prompt)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration(Record):
-    """An answer to imitate.
+    """A prompt with an answer to imitate.
 
     Attributes:
         prompt: every turn before the first one to learn from.
@@ -122,12 +122,12 @@ class Demonstration(Record):
 
     @property
     def cut_responses(self) -> int:
-        """1 if the last turn was cut at a limit, else 0."""
+        """1 if the last turn was truncated by a token limit, else 0."""
         return int(is_cut(self.finish_reason))
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
+        """Parse `prompt` and `completion` (loss on the completion), or `messages` (loss on every assistant turn)."""
         records = cls.all_from_row(row)
         if len(records) > 1:
             raise field_error("messages", "masks turns between trained ones", "read the row with all_from_row")
@@ -135,7 +135,7 @@ class Demonstration(Record):
 
     @classmethod
     def all_from_row(cls, row: Mapping[str, Any]) -> list[Self]:
-        """Records that learn each assistant turn of a row once, but those that `weight` 0 or `train` false excludes.
+        """Return records that train on each assistant turn once, except turns with `weight` 0 or `train` false.
 
         A record holds adjacent learned turns. Excluded turns before them are part of its prompt.
         """
@@ -166,7 +166,7 @@ class Demonstration(Record):
         ]
 
     def to_row(self) -> dict[str, Any]:
-        """`prompt` and `completion`, or `messages` if all of several assistant turns are learned from."""
+        """Return `prompt` and `completion`, or `messages` if several assistant turns are trained on."""
         if len(self.continuation) == 1:
             answer = answer_to_json(self.continuation[0]["content"])
             turns = {"prompt": to_json(self.prompt), "completion": answer}
@@ -191,7 +191,7 @@ def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking(Record):
-    """K responses to one prompt in an order of preference. A pair is a ranking of two.
+    """K ranked responses to one prompt. A pair is a ranking of two.
 
     K and the ratings are those of Ouyang et al. 2022 (InstructGPT), section 3.4 and appendix B.
 
@@ -251,17 +251,17 @@ class Ranking(Record):
 
     @property
     def is_complete(self) -> tuple[bool, ...]:
-        """Whether each response [K] is complete, and was not cut at a limit."""
+        """[K]: whether each response is complete, not truncated."""
         return tuple(not is_cut(reason) for reason in self.finish_reason or [None] * len(self.responses))
 
     @property
     def cut_responses(self) -> int:
-        """The number of responses that were cut at a limit."""
+        """Number of truncated responses."""
         return self.is_complete.count(False)
 
     @property
     def all_tied(self) -> bool:
-        """Whether no response is better than another, and the ranking adds nothing to a loss."""
+        """Whether all responses are tied, so that the ranking does not contribute to a loss."""
         return len(set(self.ranks)) == 1
 
 
@@ -278,7 +278,7 @@ def _check_ranks(value: object, responses: tuple[str, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(Record):
-    """A conversation that waits for an answer: what PPO and sampling start from.
+    """A conversation to respond to, for PPO and sampling.
 
     Attributes:
         prompt: ends with a user turn; may be empty if the prompt is given as token ids.
@@ -299,7 +299,7 @@ class Prompt(Record):
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
-        """From `prompt` or `input_ids` or both, and `id` and `category` if given; other fields are ignored."""
+        """Parse `prompt`, `input_ids` or both, with optional `id` and `category`. Other fields are ignored."""
         row = check_row(row)
         more: dict[str, Any] = {name: row.get(name) for name in ("id", "category")}
         if row.get("input_ids") is not None:
@@ -317,7 +317,7 @@ class Prompt(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleJudgment(Record):
-    """Whether one response breaks one rule, as the rule judgments of Sparrow (Glaese et al. 2022).
+    """Whether a response violates a rule, as in Sparrow (Glaese et al. 2022).
 
     Attributes:
         response: its text; may be empty, as policies write it.
@@ -359,7 +359,7 @@ class RuleJudgment(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributeJudgment(Record):
-    """One labeler's judgment of the qualities of one response.
+    """One labeler's attribute ratings of a response.
 
     As LaMDA's labels (Thoppilan et al. 2022, section 4): sensible, specific, interesting, unsafe.
 
@@ -394,7 +394,7 @@ def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:
 
 
 def evenly_spaced(count: int) -> list[int]:
-    """Indices of at most `MAX_RESPONSES` of `count` ordered items, at equal distances, with the first and the last."""
+    """Return at most `MAX_RESPONSES` evenly spaced indices of `count` items, including the first and the last."""
     if count <= MAX_RESPONSES:
         return list(range(count))
     return [round(i * (count - 1) / (MAX_RESPONSES - 1)) for i in range(MAX_RESPONSES)]

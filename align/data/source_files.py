@@ -1,4 +1,4 @@
-"""Rows of one file: JSON Lines, JSON arrays, lines of text, CSV, Excel, Parquet; compressed by gzip or Zstandard.
+"""Rows of a file: JSON Lines, JSON arrays, text lines, CSV, Excel, Parquet; optionally compressed with gzip or Zstandard.
 
 A row that cannot be decoded is returned as a bad row: the caller decides whether to stop. A file that cannot be read at all
 is a UserError at once.
@@ -28,14 +28,14 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class SourceRow(NamedTuple):
-    """One row and its location (`FILE:LINE` or `FILE: row N`, from 1). In place of a broken row stands its `UserError`."""
+    """A row and its location (`FILE:LINE` or `FILE: row N`, from 1). An invalid row is represented by its `UserError`."""
 
     where: str
     row: Any
 
 
 def renamed(rows: Iterable[SourceRow], columns: Mapping[str, str], of_cells: bool = False) -> Iterator[SourceRow]:
-    """Rows with the columns named by `columns` under the names of their fields; a row without such a column is a bad row.
+    """Rename columns to fields. A row without a mapped column is a bad row.
 
     Args:
         of_cells: the values are texts in cells of a table.
@@ -51,12 +51,12 @@ def renamed(rows: Iterable[SourceRow], columns: Mapping[str, str], of_cells: boo
 
 
 def numbered(rows: Iterable[Any], label: str) -> Iterator[SourceRow]:
-    """Rows with their numbers, from 1, as locations."""
+    """Add row numbers, from 1, as locations."""
     return (SourceRow(f"{label}: row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def file_rows(path: Path, label: str, columns: Mapping[str, str]) -> Iterator[SourceRow]:
-    """The rows of a file.
+    """Yield the rows of a file.
 
     Args:
         label: the name of the file for messages.
@@ -89,7 +89,7 @@ def file_rows(path: Path, label: str, columns: Mapping[str, str]) -> Iterator[So
 
 @contextmanager
 def _opened(path: Path, label: str) -> Iterator[IO[bytes]]:
-    """The bytes of a file, which may be compressed."""
+    """Open a file, decompressing it if needed."""
     name = path.name.lower()
     if not name.endswith(".zst"):
         with gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb") as opened:
@@ -106,7 +106,7 @@ def _opened(path: Path, label: str) -> Iterator[IO[bytes]]:
 
 
 def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceRow]:
-    """A JSON value of each line, or of each entry of a JSON array; or a prompt for each line of text."""
+    """Yield a JSON value per line or array entry, or a prompt per text line."""
     # Lines are split on b"\n" alone: str.splitlines would also cut at U+2028, which JSON allows in strings.
     seen_content = False
     for number, line in enumerate(stream, 1):

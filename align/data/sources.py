@@ -1,4 +1,4 @@
-"""Readers of rows from files, folders, `datasets` folders and the hub, without knowledge of layouts.
+"""Rows of files, folders, `datasets` folders and Hub data sets, independent of layouts.
 
 A source is a path or a hub name, with options in brackets if needed: `answers.csv[prompt=question, response_a=first]` reads
 columns as fields, and `org/name[subset=preference, split=test]` names a part of a hub data set.
@@ -26,7 +26,7 @@ PART_OPTIONS = ("split", "subset")
 
 
 def split_sources(sources: str | Path) -> list[str]:
-    """The names in a list of sources that are separated by commas. An existing path with commas is one source."""
+    """Split a comma-separated list of sources. An existing path that contains commas is one source."""
     sources = str(sources)
     if resolve_path(sources).exists():
         return [sources]
@@ -35,7 +35,7 @@ def split_sources(sources: str | Path) -> list[str]:
 
 
 def _split_options(source: str) -> tuple[str, dict[str, str]]:
-    """Separate a source from its options. An existing path with brackets has none."""
+    """Separate a source from its bracketed options. An existing path with brackets has none."""
     match = OPTIONS.fullmatch(source)
     if match is None or resolve_path(source).exists():
         return source, {}
@@ -51,7 +51,7 @@ def _split_options(source: str) -> tuple[str, dict[str, str]]:
 
 
 def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
-    """The rows of a file, a folder or a hub data set, or of several, one after the other.
+    """Yield the rows of one or several files, folders or Hub data sets.
 
     Args:
         sources: the path, or the name of a hub data set, with options in brackets; several are separated by commas.
@@ -73,7 +73,7 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
 
 
 def field_columns(sources: str | Path) -> set[str]:
-    """The fields that the options of sources take from columns."""
+    """Return the fields mapped to columns by the options of sources."""
     return {field for source in split_sources(sources) for field in _split_options(source)[1]} - set(PART_OPTIONS)
 
 

@@ -1,4 +1,4 @@
-"""Rows of CSV files and of Excel sheets."""
+"""Rows of CSV files and Excel sheets."""
 
 import csv
 import io
@@ -22,9 +22,9 @@ STRUCTURED = {
     "input_ids", "attention_mask", "tools", "images", "finish_reason", "conversation_a", "conversation_b", "turns", "turn",
     "data", "annotations", "fields", "preference", "passages", *(name for pair in SCORES for name in pair),
 }  # fmt: skip
-"""Fields whose cells are JSON: numbers, truth values, lists, objects."""
+"""Fields whose cells contain JSON: numbers, booleans, lists, objects."""
 TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
-"""Fields whose cells are text, or a JSON list of turns."""
+"""Fields whose cells contain text or a JSON list of turns."""
 SEPARATORS = ",;\t"
 MAX_HEADER = 1_000_000  # characters; a longer header has a quote that nothing closes
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n"])"?[,;\t]*[\r\n]*', re.IGNORECASE)
@@ -32,7 +32,7 @@ _LINE_BREAKS = re.compile(r"\s*[\r\n]+\s*")
 
 
 def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row with the columns that `columns` names by field under the names of their fields, in place of any there."""
+    """Return the row with mapped columns renamed to their fields, replacing existing ones."""
     for column in columns.values():
         if column not in row:
             known = [str(name) for name in row]
@@ -43,7 +43,7 @@ def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]
 
 
 def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | UserError]:
-    """The rows of cells below the header of a CSV file, as spreadsheets and pandas write them, and the errors of bad rows.
+    """Yield the rows of a CSV file, as written by spreadsheets and pandas, and the errors of bad rows.
 
     The separator is the one that a first line `sep=;` names (Excel), or the comma, semicolon or tab that the header has most
     of. `label` is the file's name, for messages.
@@ -81,13 +81,13 @@ def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | 
 
 
 def _unquoted(header: str, separators: str) -> tuple[str, bool]:
-    """The text of a header outside quoted cells, and whether the last quoted cell continues in the next line."""
+    """Return the header text outside quoted cells, and whether the last quoted cell continues on the next line."""
     quoted = re.compile(rf'(?:\A|(?<=[{re.escape(separators)}\r\n]))"(?:[^"]|"")*("|\Z)')
     return quoted.sub("", header), any(not cell[1] for cell in quoted.finditer(header))
 
 
 def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserError]:
-    """The rows of cells below the header of the first sheet of an Excel file, and errors, as `csv_rows`.
+    """Yield the rows of the first sheet of an Excel file, and errors, like `csv_rows`.
 
     A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
     the value that was saved with them.
@@ -130,12 +130,12 @@ def _header(cells: Sequence[str], label: str) -> list[str]:
 
 
 def _row(names: Sequence[str], cells: Sequence[str]) -> dict[str, str | None]:
-    """An empty cell is None, and a column without a name, in which pandas writes the index, is left out."""
+    """Convert cells to a row. Empty cells become None; unnamed columns (pandas' index) are dropped."""
     return {name: cell or None for name, cell in zip(names, cells, strict=False) if name}
 
 
 def read_cell(field: str, cell: str | None) -> Any:
-    """The value of a cell of a table: its text, or what its JSON holds where the field is no text."""
+    """Parse a cell: text, or JSON for fields that are not text."""
     may_be_turns = field in TURNS and cell is not None and cell.lstrip().startswith("[")
     if cell is None or (field not in STRUCTURED and not may_be_turns):
         return cell
@@ -147,7 +147,7 @@ def read_cell(field: str, cell: str | None) -> Any:
 
 
 def _are_turns(value: object) -> bool:
-    """Whether a decoded cell is a list of turns. Any other JSON in a column of text is text, such as an answer in JSON."""
+    """Return whether a decoded cell is a list of turns. Other JSON in a text column is text, such as an answer in JSON."""
     return (
         isinstance(value, list)
         and bool(value)

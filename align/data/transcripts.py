@@ -1,4 +1,4 @@
-"""Conversations that are written as one text: transcripts, as in HH-RLHF (Bai et al. 2022), and HelpSteer's prompts.
+"""Conversations written as a single text: transcripts as in HH-RLHF (Bai et al. 2022), and HelpSteer's prompts.
 
 "\n\nHuman: ...\n\nAssistant: ..."
 """
@@ -10,13 +10,13 @@ from typing import Any
 Turns = list[dict[str, Any]]
 SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 _SPEAKER = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
-"""A name that begins a turn: at the beginning of the text, or after a blank line. Elsewhere it is part of a message."""
+"""Speaker name that starts a turn: at the beginning of the text or after a blank line. Elsewhere it is part of a message."""
 _HELPSTEER_SPEAKER = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
-"""What separates the turns of a prompt in HelpSteer and HelpSteer 2; the first turn is the user's."""
+"""Separator of turns in HelpSteer and HelpSteer 2 prompts. The first turn is the user's."""
 
 
 def transcript_turns(text: str) -> Turns | None:
-    """The turns of a text that begins with a speaker's name, stripped of white space; None for any other text."""
+    """Parse a text that starts with a speaker name into stripped turns. Return None for any other text."""
     before, *parts = _SPEAKER.split(text)
     if before or not parts:
         return None
@@ -26,7 +26,7 @@ def transcript_turns(text: str) -> Turns | None:
 
 
 def joined(turns: Sequence[dict[str, Any]]) -> Turns:
-    """Join turns of one speaker in a row (a model that wrote "Assistant:" again): roles have to alternate."""
+    """Merge consecutive turns of the same speaker, because roles must alternate."""
     found: Turns = []
     for turn in turns:
         if found and found[-1]["role"] == turn["role"]:
@@ -36,7 +36,8 @@ def joined(turns: Sequence[dict[str, Any]]) -> Turns:
 
 
 def prompt_turns(prompt: str) -> Turns | None:
-    """The turns of a text prompt that is a transcript waiting for the assistant, as in Dahoas/rm-static; None for any other.
+    """Parse a text prompt that is a transcript ending with an open assistant turn, as in Dahoas/rm-static. Return None
+    otherwise.
 
     It begins with the user's name and ends with the assistant's name or with a user's turn, or its turns are separated as in
     HelpSteer 2. Any other text is one message.

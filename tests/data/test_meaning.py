@@ -85,13 +85,10 @@ def test_only_the_tokens_of_learned_turns_are_in_the_loss(load_sharp, tiny_name)
 
 
 REFUSED = [
-    (Demonstration, {**ANSWERED, "label": False}, "field 'label': is False, which marks an answer that must not be imitated; "
-     "remove the row, or the field if it means something else"),
+    (Demonstration, {**ANSWERED, "label": False}, "field 'label': is False, which marks an answer that must not be imitated"),
     (Demonstration, {**ANSWERED, "kto_tag": False},
-     "field 'kto_tag': is False, which marks an answer that must not be imitated; "
-     "remove the row, or the field if it means something else"),
-    (Demonstration, {**ANSWERED, "label": 0}, "field 'label': is 0, which marks an answer that must not be imitated; "
-     "remove the row, or the field if it means something else"),
+     "field 'kto_tag': is False, which marks an answer that must not be imitated"),
+    (Demonstration, {**ANSWERED, "label": 0}, "field 'label': is 0, which marks an answer that must not be imitated"),
     (Demonstration, {**ANSWERED, "weight": 0}, "field 'weight': is 0, so the row must not be trained on"),
     (Ranking, {**PAIR, "weight": 0.5}, "field 'weight': is 0.5"),
     (Demonstration, flags({"weight": 0.5}),
