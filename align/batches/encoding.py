@@ -1,4 +1,4 @@
-"""Encoding of records as token ids within length limits."""
+"""Encode records as token ids, within length limits."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Record)
 Example = TypeVar("Example")
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
-"""Applies the limits to a prompt and a response, see `_within_limits`; None: the record is dropped."""
+"""Applies the limits to a prompt and a response, see `_within_limits`. Returns None if the record is dropped."""
 NO_END_TOKEN, SCORED_AT_END = "no EOS is trained after them", "they are scored at EOS, like complete ones"
 """What happens to responses that were cut at a limit."""
 TIED = "with all responses tied: ties do not contribute to the loss"
@@ -38,7 +38,7 @@ def encode_records(
     encode_one: Callable[[R, ApplyLimits], Iterable[Example]],
     kept_end: int = 0,
 ) -> list[Example]:
-    """Read records and turn them into token ids.
+    """Read records and encode them as token ids.
 
     Args:
         encode_one: yields a record's examples; it passes prompts and responses through the `ApplyLimits` it is given.
@@ -101,7 +101,9 @@ def _why_nothing_is_left(name: str, counts: OverlongCounts, refused: Sequence[st
 def _warn_of_tokens(
     source: str, records: str, spelled: Sequence[str], doubled: int, unknown: Sequence[str], tokenization: Tokenization
 ) -> None:
-    """Log remarks of the tokenizer about texts; `records` names them with their number, else as in `encode_records`."""
+    """Log tokenizer warnings about texts. `records` describes the records with their count; other arguments as in
+    `encode_records`.
+    """
     if spelled:
         logger.warning(
             "%s: %d of %s spell special tokens such as %r, which are read as plain characters; if a chat template "
@@ -123,7 +125,7 @@ def _warn_of_tokens(
 
 
 def _spelled_token(record: Record, tokenization: Tokenization) -> str | None:
-    """Return a special token that a record's texts spell: usually a chat template was applied to them before."""
+    """Return a special token spelled out in a record's texts. Usually a chat template was already applied to them."""
     prompt = record.prompt if getattr(record, "ids", None) is None else ()
     texts = [turn["content"] for turn in (*prompt, *getattr(record, "continuation", ()))]
     return tokenization.chat.spelled_token([*texts, *getattr(record, "responses", ())])
@@ -169,7 +171,7 @@ def _within_limits(
     response: list[int],
     kept_end: int = 0,
 ) -> PromptResponse | None:
-    """Apply the limits to a prompt and a response. Truncation keeps a prompt's beginning with its system turn.
+    """Apply the limits to a prompt and a response. Truncation keeps the beginning of the prompt with its system turn.
 
     Args:
         turns: those that `prompt` begins with; empty if the record holds token ids.
@@ -187,7 +189,7 @@ def _within_limits(
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    """Yield the records of a file, or those in memory."""
+    """Yield the records of a file or in memory."""
     records, prefix = split_prefix(data)
     if isinstance(records, str):
         found: Iterable[R] = read_records(records, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
@@ -209,7 +211,7 @@ def _records_in_memory(data: Any, kind: type[R]) -> Sequence[R]:
 
 
 def _row_of(item: Any) -> Any:
-    """Return the row of an item in memory, which may be a prompt as text or as token ids."""
+    """Return the row of an in-memory item, which may be a prompt as text or token ids."""
     if isinstance(item, str):
         return {"prompt": item}
     ids = item.tolist() if hasattr(item, "tolist") else item
@@ -229,7 +231,7 @@ def _with_prefix(record: R, prefix: str) -> R:
 def encode_demonstrations(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool
 ) -> list[EncodedDemonstration]:
-    """Return the assistant's turns of demonstrations as examples; raises as `encode_records`."""
+    """Encode the assistant turns of demonstrations as examples. Raises as `encode_records`."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedDemonstration]:
         for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
@@ -250,7 +252,7 @@ def encode_rankings(
     soft_targets: bool = False,
     scored: bool = True,
 ) -> list[EncodedRanking]:
-    """Return rankings whose prompt and responses are all within the limits; raises as `encode_records`.
+    """Encode rankings whose prompt and responses are all within the limits. Raises as `encode_records`.
 
     Responses with equal token ids, which truncation may make of different texts, share the mean of their ranks. A ranking
     that ties all responses is left out and counted.
@@ -305,7 +307,7 @@ def encode_rankings(
 def tie_equal_responses(
     responses: Sequence[Sequence[int]], record: Ranking
 ) -> tuple[list[int], Sequence[Sequence[float]] | None]:
-    """Return a ranking's ranks and preferences with ties between equal token ids, of which no loss can prefer one.
+    """Return a ranking's ranks and preferences with responses of identical token ids tied, since no loss can separate them.
 
     Equal responses [K] get the mean of their ranks. The others keep their order.
     """
@@ -336,7 +338,7 @@ def _ranking_ids(
 
 
 def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedPrompt]:
-    """Return prompts to sample responses of up to `limits.response` tokens to; raises as `encode_records`."""
+    """Encode prompts, to be followed by up to `limits.response` sampled tokens. Raises as `encode_records`."""
 
     def encode_one(record: Prompt, apply_limits: ApplyLimits) -> Iterable[EncodedPrompt]:
         return filter(None, [encode_prompt(record, loaded, apply_limits)])
@@ -345,7 +347,7 @@ def encode_prompts(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_row
 
 
 def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits) -> EncodedPrompt | None:
-    """Return a prompt within the limits, or None if it is dropped. Token ids in the data are kept."""
+    """Encode a prompt within the limits, or return None if it is dropped. Token ids given in the data are kept."""
     if record.ids is None:
         kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
         return None if kept is None else EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
@@ -362,7 +364,7 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
 
 
 def decoded_turn(ids: list[int], tokenization: Tokenization) -> Conversation:
-    """Return one user turn with the text of a prompt of token ids, without special tokens."""
+    """Return one user turn with the decoded text of a prompt given as token ids, without special tokens."""
     text = tokenization.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return user_turn(str(text))
 
@@ -370,7 +372,7 @@ def decoded_turn(ids: list[int], tokenization: Tokenization) -> Conversation:
 def encode_response(
     prompt: Conversation, response: str, loaded: LoadedModel, limits: Limits, where: str, counts: OverlongCounts
 ) -> PromptResponse | None:
-    """Return a prompt and its response within the limits, or None if they are dropped; `where` names them in an error.
+    """Encode a prompt and its response within the limits, or return None if dropped. `where` identifies them in errors.
 
     `counts` keeps the error of the first overlong one.
     """

@@ -1,4 +1,4 @@
-"""Limits of the tokens of prompts and responses, and counts of the records that exceed them."""
+"""Token limits of prompts and responses, and counts of overlong records."""
 
 import logging
 import os
@@ -12,17 +12,17 @@ from align.tokenization.encoded import PromptResponse
 
 logger = logging.getLogger(__name__)
 MIN_KEPT = 0.1
-"""Smallest share of the records that `overlong: drop` may keep. With less, the limits rather than the data are wrong."""
+"""Minimum fraction of records that `overlong: drop` must keep. Below it, the limits are probably wrong."""
 REMEDY = "raise the limit, or set overlong to drop or truncate"
 
 
 class OverlongError(UserError):
-    """A record that exceeds a limit; all of a source are counted before it is raised."""
+    """Raised for an overlong record, after all overlong records of the source have been counted."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum tokens of a prompt and of a response, and the treatment of longer ones.
+    """Maximum prompt and response lengths in tokens, and how to handle longer ones.
 
     Attributes:
         overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end with its start token and system turn,
@@ -36,14 +36,14 @@ class Limits:
     settings: tuple[str, str] = ("max_prompt_tokens", "max_response_tokens")
 
     def exceeded(self, prompt: Sequence[int], response: Sequence[int]) -> dict[str, int]:
-        """Return the tokens of a prompt and a response, if they exceed their limits, by the settings of these."""
+        """Return the number of tokens of each limit that is exceeded, by setting name."""
         lengths = zip((len(prompt), len(response)), (self.prompt, self.response), self.settings, strict=True)
         return {setting: length for length, limit, setting in lengths if length > limit}
 
     def apply(
         self, prompt: list[int], response: list[int], where: str, fixed: tuple[int, int] = (0, 0)
     ) -> PromptResponse | None:
-        """Return the prompt and the response within the limits, or None if they are dropped.
+        """Truncate a prompt and a response to the limits, or return None if they are dropped.
 
         Args:
             fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
@@ -65,7 +65,7 @@ class Limits:
 
 
 class OverlongCounts:
-    """Counts overlong records by the limits that they exceed: all, dropped, truncated."""
+    """Count overlong records: total, dropped, truncated."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -75,7 +75,7 @@ class OverlongCounts:
         self.error: OverlongError | None = None
 
     def add(self, over: Mapping[str, int], kept: int) -> None:
-        """Count a record with its tokens `over` the limit of each setting, and of which `kept` examples are left."""
+        """Count a record that exceeds the limits in `over` and has `kept` examples left."""
         self.records += 1
         self.over.update(over.keys())
         for setting, tokens in over.items():
@@ -84,7 +84,7 @@ class OverlongCounts:
         self.cut += bool(over and kept)
 
     def raise_error(self, kind: str) -> None:
-        """Raise the error of the first overlong record, with the counts of all."""
+        """Raise the error of the first overlong record, with the total counts."""
         if self.error is None:
             return
         if self.dropped == 1:
@@ -94,7 +94,7 @@ class OverlongCounts:
         raise UserError(f"{self.error} ({all_of_them})") from self.error
 
     def report(self, source: str, kind: str) -> None:
-        """Log on the first process how many records were dropped or truncated; `kind` names a record, in the singular.
+        """Log the number of dropped or truncated records on the first process. `kind` is the singular noun for a record.
 
         Raises:
             UserError: if overlong records are refused, or too few are left.

@@ -1,4 +1,4 @@
-"""Micro-batches: a global batch cut by tokens, divided among processes in lockstep, with shared prompts read once."""
+"""Micro-batches: a global batch split by tokens and distributed in lockstep, with shared prompts encoded once."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from align.runtime.distributed import gather_rows
 Item = TypeVar("Item")
 
 MAX_PADDING_PER_BATCH = {"cpu": 64, "cuda": 4096}
-"""Tokens whose computation takes about as long as the overhead of one more batch: with more padding than that, splitting the
-batch is faster."""
+"""Padding tokens whose computation costs about as much as the overhead of another batch. With more padding, splitting the
+batch is faster.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class MicroBatch:
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
-    """Return this process's part of a global batch, cut by tokens after sorting by length.
+    """Return this process's part of a global batch, sorted by length and split by tokens.
 
     Every process gets the same number of micro-batches, because all of them must gather sharded weights together; a process
     with fewer rows gets fillers.
@@ -82,7 +83,7 @@ class PackedInputs:
 def map_rows(
     costs: Sequence[int], budget: int, accelerator: Accelerator, function: Callable[[list[int]], Sequence[Item]]
 ) -> list[Item]:
-    """Return the results of all rows, in their order, on every process; each process works on its own micro-batches.
+    """Compute the results of all rows in order, on every process. The work is distributed over processes in micro-batches.
 
     Args:
         costs: tokens of each row.
@@ -98,7 +99,7 @@ def map_groups(
     accelerator: Accelerator,
     function: Callable[[MicroBatch], Sequence[Item]],
 ) -> list[Item]:
-    """Apply `map_rows` to groups of rows that are worked on together; see `group_batches`."""
+    """Apply `map_rows` to groups of rows; see `group_batches`."""
     numbered: list[tuple[int, Item]] = []
     for batch in group_batches(groups, costs, budget, accelerator):
         results = function(batch)
@@ -110,13 +111,13 @@ def map_groups(
 Ids = Sequence[int]
 
 MAX_RESPONSES_PER_ROW = 8
-"""More would save little of the prompt's cost, while attention grows with the square of the row's length."""
+"""Beyond this, little of the prompt's cost is saved, while attention cost grows with the square of the row length."""
 
 
 def prompt_groups(
     backbone: Backbone, prompts: Sequence[Ids], responses: Sequence[Ids], rows: Iterable[int], budget: int
 ) -> list[list[int]]:
-    """Return the rows that must stay in one micro-batch: responses to one prompt if `backbone` can share it.
+    """Return the rows that must share a micro-batch: responses to the same prompt, if `backbone` can share it.
 
     Args:
         budget: tokens that a group of several rows may hold.
@@ -140,7 +141,7 @@ def prompt_groups(
 def group_tokens(
     backbone: Backbone, prompts: Sequence[Ids], responses: Sequence[Ids], groups: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the tokens that each group holds in memory."""
+    """Return the number of tokens in memory per group."""
     return [backbone.tokens_in_memory(len(prompts[rows[0]]), [len(responses[row]) for row in rows]) for rows in groups]
 
 

@@ -1,4 +1,4 @@
-"""Sources of training data: their weights, and the texts that name their tasks."""
+"""Weighted sources of training data and their task prefixes."""
 
 import logging
 import math
@@ -20,20 +20,21 @@ Records = str | Sequence[Record | Mapping[str, Any] | str]
 
 @dataclass(frozen=True)
 class Prefixed:
-    """A source whose prompts begin with a text that names their task, as in T5 (Raffel et al. 2020, section 2.4)."""
+    """A source whose prompts get a task prefix, as in T5 (Raffel et al. 2020, section 2.4)."""
 
     source: Records | Path
     prefix: str
 
 
 Data = Records | Path | Prefixed
-"""Where records come from: a file, folder or hub name; or records in memory, as `align.data` records or as rows (dicts) in
-any layout that the files may have. A string is taken as a prompt. Either may be `Prefixed`."""
+"""Source of records: file, folder or Hub id; or records in memory, as `align.data` records or as rows (dicts) in any
+supported layout. A string in a list is a prompt. May be wrapped in `Prefixed`.
+"""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Several sources of training data with the relative frequencies of their examples."""
+    """Several sources of training data with their relative sampling weights."""
 
     sources: Sequence[Data]
     weights: Sequence[float]
@@ -43,13 +44,13 @@ TrainingData = Data | Mixture
 
 
 def split_prefix(data: Data) -> tuple[Records, str]:
-    """Return a source, a path as text, and its prefix ("" if it has none)."""
+    """Return a source, as a string if it is a path, and its prefix ("" if none)."""
     source, prefix = (data.source, data.prefix) if isinstance(data, Prefixed) else (data, "")
     return (str(source) if isinstance(source, Path) else source), prefix
 
 
 def data_name(data: TrainingData) -> str:
-    """Return the name of training data in a run's settings and model card."""
+    """Return the name of training data for settings and model cards."""
     if isinstance(data, Mixture):
         return ", ".join(f"{data_name(part)}={weight:g}" for part, weight in zip(data.sources, data.weights, strict=True))
     records, _ = split_prefix(data)
@@ -59,18 +60,18 @@ def data_name(data: TrainingData) -> str:
 
 
 def is_given(data: TrainingData) -> bool:
-    """Return whether there are data. Arrays and tensors have a length, but no truth value."""
+    """Return whether data is set. Arrays and tensors have a length, but no truth value."""
     return len(data) > 0 if hasattr(data, "__len__") else bool(data)
 
 
 class MixedExamples(NamedTuple, Generic[Encoded]):
-    """Training examples of several sources, one source after the other."""
+    """Training examples of several sources, concatenated."""
 
     examples: list[Encoded]
     sizes: list[int]
-    """Examples of each source."""
+    """Number of examples per source."""
     weights: list[float]
-    """Of each source, see `Mixture`."""
+    """Weight per source, see `Mixture`."""
 
 
 class HasOpening(Protocol):
@@ -78,14 +79,14 @@ class HasOpening(Protocol):
 
     @property
     def opening(self) -> int:
-        """64 bits that depend on the conversation's first user turn alone."""
+        """64 bits that depend only on the first user turn."""
 
 
 Opened = TypeVar("Opened", bound=HasOpening)
 
 
 def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Opened], list[Opened]]:
-    """Return training and held-out examples: about a share of the prompts is held out, at least one unless the share is 0.
+    """Split into training and held-out examples by prompt. At least one prompt is held out unless the fraction is 0.
 
     The digest of a conversation's first user turn decides. A prompt is on the same side in every stage and every run, also
     after rows were added, and conversations that begin alike stay together.
@@ -101,7 +102,7 @@ def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Ope
 
 
 def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[Opened], list[Opened]]:
-    """Return a mixture without the examples that `split_by_opening` holds out, and those of all its sources."""
+    """Return a mixture without the held-out examples of `split_by_opening`, and the held-out examples of all sources."""
     training, validation = split_by_opening(mixed.examples, share)
     held_out = {example.opening for example in validation}
     sizes = []
@@ -116,7 +117,7 @@ def hold_out(mixed: MixedExamples[Opened], share: float) -> tuple[MixedExamples[
 def encode_mixture(
     data: TrainingData, encode: Callable[[Data], list[Encoded]], prefixes: Sequence[str] = ()
 ) -> MixedExamples[Encoded]:
-    """Encode one source, or all of several, one after the other; arguments as for `mixture_of`."""
+    """Encode one or several sources and concatenate them. Arguments as in `mixture_of`."""
     data = mixture_of(data, prefixes)
     encoded = [encode(source) for source in data.sources]
     examples = [example for part in encoded for example in part]
@@ -130,7 +131,7 @@ def encode_split(
     prefixes: Sequence[str],
     share: float,
 ) -> tuple[MixedExamples[Opened], list[Opened]]:
-    """Return training and validation examples; without validation data, `hold_out` takes a share of the training data."""
+    """Return training and validation examples. Without validation data, hold out a fraction of the training data."""
     mixed, held_out = hold_out(encode_mixture(train_data, encode, prefixes), share)
     if is_given(validation_data):
         held_out = encode(validation_data)
@@ -140,7 +141,7 @@ def encode_split(
 
 
 def seen_warning(training: Sequence[Any], held_out: Sequence[Any]) -> str:
-    """Return a line with the number of held-out examples whose prompt and responses are also a training example's, or ""."""
+    """Return a warning with the number of held-out examples that also occur in the training data, or ""."""
 
     def content(example: Any) -> int:
         responses = example.responses if hasattr(example, "responses") else [example.response]
@@ -155,7 +156,7 @@ def seen_warning(training: Sequence[Any], held_out: Sequence[Any]) -> str:
 
 
 def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
-    """Return training data as weighted sources.
+    """Convert training data to weighted sources.
 
     Args:
         data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.

@@ -1,4 +1,4 @@
-"""Raw text as training examples: next token, span corruption (T5), text infilling (BART) and prefix language model.
+"""Training examples from raw text: next token, span corruption (T5), text infilling (BART) and prefix LM.
 
 objective = TextObjective("span_corruption", loaded, "objective")
 pieces = cut_into_pieces(objective.documents("corpus.jsonl"), 512)
@@ -19,7 +19,7 @@ from align.tokenization.encoded import PromptResponse, PromptResponses
 
 Ids = Sequence[int]
 Span = tuple[int, int]
-"""The first index of a span, and the index after its last."""
+"""Start and end (exclusive) of a span."""
 TextObjectiveName = Literal["lm", "span_corruption", "infilling", "prefix"]
 CORRUPTED, INFILLED, MEAN_SPAN = 0.15, 0.3, 3.0
 """The share of tokens that is masked in T5 (Raffel et al. 2020, section 3.3.4) and in BART (Lewis et al. 2020, section 5.1),
@@ -27,7 +27,7 @@ and the mean length of a span in both."""
 
 
 class TextObjective:
-    """Makes an input and a target of token ids.
+    """Creates input and target token ids from text.
 
     Args:
         setting: name of the setting that chooses the objective, for messages.
@@ -53,7 +53,7 @@ class TextObjective:
             raise UserError(f"{setting} infilling: the tokenizer has neither a mask token nor <extra_id_0>; {instead}")
 
     def documents(self, data: Data, skip_bad_rows: bool = False) -> Iterator[tuple[Text, list[int]]]:
-        """Yield the documents of a file, folder or hub name, or in memory, with their token ids. Errors as `read_texts`."""
+        """Yield the documents of a source with their token ids. Errors as in `read_texts`."""
         source, prefix = split_prefix(data)
         if prefix:
             raise UserError("task_prefixes must be empty for raw text, which has no prompts")
@@ -65,7 +65,7 @@ class TextObjective:
             yield text, [*ids, self.end] if self.name == "lm" else ids
 
     def example(self, ids: Ids, random: numpy.random.Generator) -> PromptResponse:
-        """Return a piece of text as input and target. As in T5's data, both end with the token that ends a text."""
+        """Create input and target from a block of text. As in T5, both end with EOS."""
         if self.name == "lm":
             return PromptResponse([self.begin], list(ids))
         if self.name == "prefix":
@@ -79,14 +79,14 @@ class TextObjective:
 
 
 def sentinel_ids(loaded: LoadedModel) -> list[int]:
-    """Return T5's sentinel tokens in order; none if the tokenizer has none."""
+    """Return T5's sentinel tokens in order, empty if the tokenizer has none."""
     known = loaded.tokenization.tokenizer.get_vocab()
     names = [f"<extra_id_{number}>" for number in range(100)]
     return [known[name] for name in names if name in known]
 
 
 def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptResponses]:
-    """Return rows of exactly `length` tokens except the last; a document is split where a row is full.
+    """Pack documents into blocks of exactly `length` tokens, except for the last one. Documents may be split across blocks.
 
     The documents of a row, which must not attend to each other, are responses to a prompt of one token: positions restart.
 
@@ -109,13 +109,13 @@ def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptRespon
 
 
 def cut_into_pieces(documents: Iterable[Ids], length: int) -> list[list[int]]:
-    """Return documents cut into pieces of at most `length` tokens; pieces of one token are dropped."""
+    """Split documents into blocks of at most `length` tokens. Blocks of one token are dropped."""
     cut = (list(ids[start : start + length]) for ids in documents for start in range(0, len(ids), length))
     return [piece for piece in cut if len(piece) > 1]
 
 
 def replace_spans(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> PromptResponse:
-    """Return T5's input and target: each span is replaced by a sentinel, and the target is each sentinel with its span.
+    """Return T5's input, with each span replaced by a sentinel, and target, each sentinel followed by its span.
 
     Args:
         spans: in order, not touching each other.
@@ -132,7 +132,7 @@ def replace_spans(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> 
 
 
 def span_corruption(ids: Ids, sentinels: Sequence[int], random: numpy.random.Generator) -> PromptResponse:
-    """Apply T5's objective: 15 % of the tokens in spans of 3 on average, as in its code (`random_spans_noise_mask`).
+    """T5's objective: mask 15 % of the tokens in spans of mean length 3, like T5's `random_spans_noise_mask`.
 
     There are at most as many spans as sentinels, less the one that ends the target.
     """
@@ -147,7 +147,7 @@ def span_corruption(ids: Ids, sentinels: Sequence[int], random: numpy.random.Gen
 
 
 def mask_spans(ids: Ids, spans: Sequence[Span], mask: int) -> PromptResponse:
-    """Return BART's input and target: one mask token replaces each span, an empty span inserts one; the target is the text.
+    """Return BART's input, with each span replaced by one mask token (inserted for empty spans), and the text as target.
 
     Args:
         spans: in order, not overlapping.
@@ -161,7 +161,7 @@ def mask_spans(ids: Ids, spans: Sequence[Span], mask: int) -> PromptResponse:
 
 
 def infilling(ids: Ids, mask: int, random: numpy.random.Generator) -> PromptResponse:
-    """Apply BART's text infilling: 30 % of the tokens in spans whose lengths are Poisson distributed with mean 3.
+    """BART's text infilling: mask 30 % of the tokens in spans of Poisson-distributed length with mean 3.
 
     Spans of length 0 insert a mask token. The last span is cut to the tokens that remain to be masked.
     """
@@ -181,12 +181,12 @@ def infilling(ids: Ids, mask: int, random: numpy.random.Generator) -> PromptResp
 
 
 def prefix(ids: Ids, random: numpy.random.Generator) -> PromptResponse:
-    """Split a text at a random place for a prefix language model (T5, section 3.3.1): the target is what follows."""
+    """Prefix LM (T5, section 3.3.1): split a text at a random position and predict the rest."""
     cut = int(random.integers(1, len(ids)))
     return PromptResponse(list(ids[:cut]), list(ids[cut:]))
 
 
 def _segments(total: int, count: int, random: numpy.random.Generator) -> list[int]:
-    """Return the lengths of `count` parts of `total`, each at least 1, all divisions equally likely."""
+    """Partition `total` into `count` positive parts uniformly at random."""
     cuts = numpy.sort(random.choice(total - 1, count - 1, replace=False) + 1)
     return numpy.diff([0, *cuts.tolist(), total]).tolist()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`align chat`: talk to one or two models on the terminal."""
+"""`align chat`: chat with one or two models in the terminal."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ from align.tokenization.encoded import SampledResponse
 
 HELP = "/reset starts a new conversation, /system TEXT sets the system message, Ctrl-C stops an answer, Ctrl-D exits"
 MODELS = 2
-"""Most models that answer side by side."""
+"""Maximum number of models side by side."""
 REWARD_TOKENS = 8192
-"""Padded tokens that the reward model reads at once."""
+"""Maximum padded tokens per reward model batch."""
 UNFINISHED = "\ufffd"
-"""The character that a decoder writes for a part of a character."""
+"""Replacement character that a decoder emits for an incomplete character."""
 
 
 @dataclass(kw_only=True)
@@ -59,14 +59,14 @@ class ChatConfig(Settings):
 
 
 class Speaker:
-    """A model, given as a folder, a hub name or a built-in model, that answers conversations."""
+    """A model (local folder, Hub id or built-in model) that answers conversations."""
 
     def __init__(self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0) -> None:
         self.name, self.seed, self._numbers = name, seed, count()
         self.loaded = load_frozen(name, dtype, chat_template)
 
     def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[SampledResponse]:
-        """Yield the answer to a conversation, longer with every token; closing the iterator stops it.
+        """Yield the growing answer after every token. Closing the iterator stops sampling.
 
         Before the last one, the text does not contain a character at the end that is incomplete.
         """
@@ -87,7 +87,7 @@ class Speaker:
 
 
 def run_chat(config: ChatConfig) -> None:
-    """Talk on the terminal until Ctrl-D."""
+    """Chat in the terminal until Ctrl-D."""
     if config.reward_model:
         require_reward_model(config.reward_model)
     scorer = (config.reward_model, config.dtype, config.chat_template)
@@ -101,7 +101,7 @@ def run_chat(config: ChatConfig) -> None:
 
 
 class Terminal:
-    """A conversation on the terminal. Each model reads its own earlier answers only; a reward model may score them."""
+    """A chat session. Each model sees only its own earlier answers. A reward model may score them."""
 
     def __init__(
         self, speakers: Sequence[Speaker], sampling: SamplingParams, system: str, reward: LoadedReward | None
@@ -110,13 +110,13 @@ class Terminal:
         self.reset(system)
 
     def reset(self, system: str) -> None:
-        """Begin a new conversation."""
+        """Start a new conversation."""
         self.system = system
         begin: list[Message] = [{"role": "system", "content": system}] if system else []
         self.histories = [list(begin) for _ in self.speakers]
 
     def run(self) -> None:
-        """Read lines and answer them until the input ends."""
+        """Read and answer lines until the input ends."""
         asked = "> " if sys.stdin.isatty() else ""
         if asked:
             print(HELP)
@@ -134,7 +134,7 @@ class Terminal:
                 print(f"\n{HELP}")
 
     def command(self, name: str, text: str = "") -> None:
-        """Run a line that begins with a slash."""
+        """Execute a slash command."""
         if name == "/reset":
             self.reset(self.system)
         elif name == "/system":
@@ -143,7 +143,7 @@ class Terminal:
             print(HELP)
 
     def say(self, text: str) -> None:
-        """Print the answer of each model to a message. A turn without an answer is not kept."""
+        """Print each model's answer to a message. A turn without an answer is discarded."""
         for speaker, history in zip(self.speakers, self.histories, strict=True):
             if len(self.speakers) > 1:
                 print(f"[{speaker.name}] ", end="", flush=True)
@@ -155,7 +155,7 @@ class Terminal:
                 history.append({"role": "assistant", "content": answer.text})
 
     def _stream(self, speaker: Speaker, history: list[Message]) -> SampledResponse | None:
-        """Print an answer while it is written; return it, as far as it came before Ctrl-C or an error."""
+        """Print an answer while it is sampled. Return what was sampled before Ctrl-C or an error."""
         answer, printed = None, 0
         try:
             for answer in speaker.answer(history, self.sampling):
@@ -176,7 +176,7 @@ class Terminal:
 def stream_tokens(
     backbone: Backbone, prompt: Sequence[int], uniforms: Tensor, sampling: SamplingParams, end_ids: frozenset[int]
 ) -> Iterator[int]:
-    """Yield the tokens of a response, the same ones as `sample` returns; closing the iterator stops sampling.
+    """Yield the tokens of a response, identical to those of `sample`. Closing the iterator stops sampling.
 
     Args:
         prompt: token ids; not empty.

@@ -1,4 +1,4 @@
-"""`align demo`: train a model through all three stages, compare it with the original one, and write a report.
+"""`align demo`: run all three stages on a model, compare it with the original, and write a report.
 
 Finished stages are skipped, so an interrupted demo resumes where it stopped.
 """
@@ -43,39 +43,39 @@ from align.training.run_folder import read_metrics
 
 CONFIGS = package_data_root() / "configs" / "demo"
 MODELS = {"smollm2-135m": "smollm2-135m", "tiny-llama": "tiny", "tiny-gpt2": "tiny", "tiny-t5": "tiny"}
-"""The folder of settings of each model that the demo aligns."""
+"""Config folder of each model supported by the demo."""
 JUDGES = {"smollm2-135m": "smollm2-135m-judge"}
-"""Reward models that no policy of the demo was trained on, by the name of the model that the demo aligns."""
+"""Independent reward model for each model of the demo."""
 SAMPLES = 2
-"""Answers of each policy to a held-out prompt. With four, the interval of the win rate has 8 points instead of 10."""
+"""Answers per policy and held-out prompt. With four, the win rate's interval is 8 points wide instead of 10."""
 BEST_OF = 16
-"""Answers among which the fine-tuned model's best is chosen, to compare PPO with."""
+"""n of the best-of-n baseline."""
 BEST_OF_PROMPTS = 24
-"""Number of prompts for that: 16 answers to every prompt would take longer than all other evaluations."""
+"""Number of prompts of the best-of-n baseline. Using all would take longer than all other evaluations."""
 SHOWN_PROMPTS = 3
-"""Prompts whose answers are printed on the way."""
+"""Number of prompts whose answers are printed during the demo."""
 HEADLINES = {"truthfulness": "mc2", "toxicity": "basic: expected maximum toxicity"}
-"""The measurement of each evaluation that the demo's table shows."""
+"""Measurement of each evaluation shown in the demo's table."""
 WIDTH = 160
-"""Characters of a prompt or an answer that are printed."""
+"""Maximum printed characters of a prompt or answer."""
 
 
 class PartTimes:
-    """Seconds of each part of the demo, in order."""
+    """Duration of each part of the demo, in order."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Measure a part, whose name is printed at its start."""
+        """Measure a part and print its name when it starts."""
         print(f"\n== {name} ==", flush=True)
         started = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - started
 
     def __str__(self) -> str:
-        """One line with the minutes and seconds of each part and of all."""
+        """Format the duration of each part and the total in one line."""
         times = self.seconds | {"total": sum(self.seconds.values())}
         return "time: " + ", ".join(f"{name} {int(value) // 60}:{int(value) % 60:02d}" for name, value in times.items())
 
@@ -92,7 +92,7 @@ def sample_answers(model: ModelConfig, prompts: Sequence[Prompt], sampling: Samp
 def print_answers(
     prompts: Sequence[Prompt], answers: Mapping[str, Sequence[str]], rewards: Mapping[str, Sequence[float]] | None = None
 ) -> None:
-    """Print each prompt with the answers of some models by name, and with the rewards of these where there are any."""
+    """Print each prompt with the models' answers and, where available, rewards."""
     width = max(map(len, ("prompt", *answers)))
     for i, prompt in enumerate(prompts):
         print(f"  {'prompt':<{width}}  {_one_line(prompt.prompt[-1]['content'])}")
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_demo(model: str, folder: Path, seed: int, times: PartTimes) -> list[dict[str, Any]]:
-    """All three stages and the comparison; returns the rows of the summary, which are also in summary.json."""
+    """Run all three stages and the comparison. Return the summary rows, which are also written to summary.json."""
 
     def settings(config_class: type[Any], stage: str, **more: str) -> Any:
         more |= {"output_dir": str(folder / stage), "seed": str(seed)}
@@ -171,7 +171,7 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes) -> list[dict
 
 
 def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """The first answers to each prompt before and after PPO side by side."""
+    """Return the first answers to each prompt before and after PPO, side by side."""
     before, after = comparison.before, comparison.after
     return [
         {
@@ -186,7 +186,7 @@ def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
 
 
 def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) -> list[dict[str, Any]]:
-    """Evaluate the model before and after all training on the project's small sets; return a row of each task.
+    """Evaluate the model before and after training on the small built-in data sets. Return one row per task.
 
     Without a file of settings of `align eval all`, as for the tiny models, there are no rows.
     """
@@ -208,7 +208,7 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
 
 
 def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, Any]]:
-    """The table at the end: the results of each stage on held-out data."""
+    """Return the final table: results of each stage on held-out data."""
     sft, reward = read_metrics(folder / "sft"), read_metrics(folder / "reward")
     sft_best, reward_best = (
         min((row for row in rows if "validation/loss" in row), key=lambda row: row["validation/loss"])
@@ -246,7 +246,7 @@ def summary_rows(folder: Path, comparison: PolicyComparison) -> list[dict[str, A
 
 
 def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> dict[str, Any]:
-    """The reward of the fine-tuned model's best of n answers to the first prompts, instead of PPO; its KL has a bound."""
+    """Return the reward of best-of-n sampling from the fine-tuned model, as a baseline for PPO with a bounded KL."""
     prompts = len(best.rewards)
     before, after = (
         np.array(policy.rewards).reshape(-1, comparison.samples)[:prompts].mean(1)
@@ -263,7 +263,7 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
 
 
 def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> dict[str, Any]:
-    """How often a reward model that PPO was not trained on prefers the answers after PPO; `policy` gives the tokenizer."""
+    """Return how often an independent reward model prefers the answers after PPO. `policy` provides the tokenizer."""
     rates = judged_win_rates(comparison, judge, policy)
     low, high = share_interval(rates)
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"
@@ -274,7 +274,7 @@ def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) ->
 def before_after_row(
     name: str, values: Sequence[float] | Sequence[str], interval: str = "", note: str = ""
 ) -> dict[str, Any]:
-    """One row of the table, from its values before and after."""
+    """Build a table row from the values before and after."""
     # Adding 0 turns a negative zero, which would be shown as -0, into 0.
     before, after = (value if isinstance(value, str) else round(value, 2) + 0.0 for value in values)
     return {"name": name, "before": before, "after": after, "interval": interval, "note": note}

@@ -1,4 +1,4 @@
-"""`align sample`: a model's responses to prompts, printed or written as rows that the labeling app imports."""
+"""`align sample`: sample responses to prompts, printed or written as rows that the labeling app imports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ SCORERS = {
     "attributes": "align.extras.candidates:AttributeCandidates",
     "rules": "align.extras.candidates:RuleCandidates",
 }
-"""The `CandidateScorer` of each block of settings, in the order in which they choose."""
+"""`CandidateScorer` of each settings block, in order of selection."""
 PROMPTS = "data/prompts.jsonl"
 Row = dict[str, Any]
 
@@ -75,25 +75,25 @@ class SampleConfig(FewShotConfig, AnsweringConfig, InferenceConfig):
 
 
 class CandidateScorer:
-    """Scores candidates beside the reward model, `budget` padded tokens at once, and takes part in choosing the best."""
+    """Scores candidates in addition to the reward model, `budget` padded tokens at a time, and takes part in selection."""
 
     def __init__(self, settings: Any, dtype: str, budget: int) -> None:
         self.settings, self.dtype, self.budget = settings, dtype, budget
 
     def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
-        """Score all candidates `rows` of a policy and keep the scores."""
+        """Score and store all candidates `rows`."""
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
-        """Return which of the candidates, of which there is at least one, remain: rewards by number."""
+        """Filter the candidates, given their rewards by number. There is at least one."""
         return dict(candidates)
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        """Return fields of a row about the candidates that were kept."""
+        """Return row fields that describe the selected candidates."""
         return {}
 
 
 def sample_command(config: SampleConfig) -> None:
-    """Run `align sample`: print the responses, or write them if `output` is given."""
+    """Run `align sample`: print the responses, or write them if `output` is set."""
     if config.output:
         run_sample(config)
         return
@@ -104,7 +104,7 @@ def sample_command(config: SampleConfig) -> None:
 
 
 def run_sample(config: SampleConfig) -> Path:
-    """Sample responses and write them; return the written file.
+    """Sample responses and write them. Return the output path.
 
     A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `finish_reason` [n] (`stop`, or
     `length` for a response that was cut at `max_new_tokens`), `id`, and `category` if the prompt has one. Scoring models add
@@ -125,7 +125,7 @@ def run_sample(config: SampleConfig) -> Path:
 
 
 def sample_rows(config: SampleConfig) -> list[Row | None]:
-    """Return a row for each prompt, see `run_sample`; None where `attributes.filter` leaves no response."""
+    """Return a row per prompt, see `run_sample`, or None if `attributes.filter` rejects every response."""
     if not config.prompt and any(map(str.isspace, config.prompts)) and not Path(config.prompts).exists():
         raise UserError(f"prompts is {config.prompts!r}, which does not exist; pass text with --prompt")
     if config.reward_model:
@@ -179,7 +179,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
 
 
 def _warn_of_lost_tokens(saved: Sequence[SampledResponse], tokenization: Tokenization) -> None:
-    """Print how many responses are other tokens when they are read again from their texts, as for training."""
+    """Warn about responses that are tokenized differently when their text is read for training."""
     changed = sum(not tokenization.reads_back(response) for response in saved)
     if changed:
         console.print(
@@ -189,7 +189,7 @@ def _warn_of_lost_tokens(saved: Sequence[SampledResponse], tokenization: Tokeniz
 
 
 def _best(parts: Sequence[range], rewards: Sequence[float], scorers: Sequence[CandidateScorer]) -> list[int]:
-    """The number of the best candidate of each part; a part of which the scorers leave none has no number."""
+    """Return the best candidate of each group, skipping groups in which the scorers reject all."""
     kept = []
     for part in parts:
         left = {number: rewards[number] for number in part}
@@ -200,7 +200,7 @@ def _best(parts: Sequence[range], rewards: Sequence[float], scorers: Sequence[Ca
 
 
 def _printed(rows: Sequence[Row | None], model: str) -> str:
-    """The responses as text, below headings where there are several models, prompts or responses, or rewards."""
+    """Format the responses with headings if there are several models, prompts, responses or rewards."""
     parts = []
     for row in rows:
         if row is None:
@@ -217,6 +217,6 @@ def _printed(rows: Sequence[Row | None], model: str) -> str:
 
 
 def scorer_of(loaded: LoadedModel, reward: LoadedReward, batch_tokens: int) -> RewardModelScorer:
-    """Return a scorer of responses of `loaded`; rewards have the mean over demonstrations subtracted."""
+    """Return a reward function for responses of `loaded`, with the mean over demonstrations subtracted."""
     reward.model.to("cuda" if torch.cuda.is_available() else "cpu")
     return RewardModelScorer.from_loaded(reward, loaded.tokenization, Accelerator(cpu=computes_on_cpu()), batch_tokens)

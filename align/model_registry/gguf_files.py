@@ -1,4 +1,4 @@
-"""Models in GGUF files, as llama.cpp and Ollama use them, converted to transformers folders in bfloat16."""
+"""Convert GGUF files, as used by llama.cpp and Ollama, to bfloat16 transformers folders."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from align.core.errors import UserError, reason
 
 
 def build(folder: Path, _work: Path, file: str) -> None:
-    """Write the model and the tokenizer of a GGUF file into a folder.
+    """Convert the model and tokenizer of a GGUF file into a folder.
 
     Raises:
         UserError: if transformers cannot read the file.
@@ -26,7 +26,7 @@ def build(folder: Path, _work: Path, file: str) -> None:
 
 
 def plain_copy(quantized: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with the weights of one that was loaded from GGUF, which counts as quantized and cannot be saved."""
+    """Copy the weights of a model loaded from GGUF into one that can be saved. The original counts as quantized."""
     config = quantized.config
     for name in ("quantization_config", "_model_name_or_path"):
         vars(config).pop(name, None)

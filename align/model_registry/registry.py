@@ -1,4 +1,4 @@
-"""Model names that need no hub: a real small chat model, and tiny random ones for tests and dry runs.
+"""Built-in models that do not need the Hub: a small chat model, and tiny random models for tests and dry runs.
 
 `resolve_model` turns a model's name into what `from_pretrained` takes. Built-in models are made once, as ordinary
 transformers folders in a cache folder ($ALIGN_CACHE, by default ~/.cache/align): under a lock file, in a temporary folder
@@ -23,7 +23,7 @@ from align.core.hub import require_hub
 from align.core.plugins import import_object
 
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""The files of a hub model that are needed to load it here: never a pickle."""
+"""Files needed to load a Hub model. Never a pickle."""
 GGUF = ".gguf"
 LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
 # The hub's ids are "name" or "owner/name"; everything else must be meant as a path.
@@ -34,18 +34,18 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 class _RegisteredModel:
     description: str
     build: Callable[[Path, Path], None]
-    """`build(folder, work)` fills an empty folder; `work` is a scratch folder, deleted afterward."""
+    """`build(folder, work)` fills an empty folder. `work` is a scratch folder."""
     published: str | None = None
-    """The hub's id of the model that it was made from."""
+    """Hub id of the original model."""
 
 
 def _build_by(builder: str, arguments: Sequence[str], folder: Path, work: Path) -> None:
-    """Call a builder, which is imported only now: `align --help` does not wait for transformers."""
+    """Call a builder, importing it on first use so that `align --help` does not import transformers."""
     import_object(f"align.model_registry.{builder}")(folder, work, *arguments)
 
 
 def _build_judge(folder: Path, work: Path) -> None:
-    """The judge of `make demo`: a LoRA adapter and its head (configs/demo/smollm2-135m/judge.yaml), its base's tokenizer."""
+    """Build the judge of `make demo`: a LoRA adapter and its head (configs/demo/smollm2-135m/judge.yaml)."""
     base = _ensure_built("smollm2-135m")
     adapter = package_data_root() / "data" / "judge"
     for path in (*adapter.iterdir(), base / "tokenizer.json", base / "tokenizer_config.json"):
@@ -79,22 +79,22 @@ _REGISTRY = {
 }
 
 REWARD_MODELS = ("smollm2-135m-judge",)
-"""The built-in models that are reward models."""
+"""Built-in reward models."""
 
 
 def registered_models() -> dict[str, str]:
-    """The names that `resolve_model` can make without the hub, each with one line of description."""
+    """Return the built-in models with a one-line description of each."""
     return {name: model.description for name, model in _REGISTRY.items()}
 
 
 def cache_folder() -> Path:
-    """$ALIGN_CACHE, or ~/.cache/align; read at every call."""
+    """Return $ALIGN_CACHE or ~/.cache/align. Evaluated on every call."""
     configured = os.environ.get("ALIGN_CACHE")
     return Path(os.path.expanduser(configured or "~/.cache/align")).absolute()
 
 
 def resolve_model(name: str | Path) -> Path | str:
-    """Turn a model's name into what `from_pretrained` takes.
+    """Resolve a model name to what `from_pretrained` accepts.
 
     - A built-in name (`registered_models`): the folder of that model in the cache, made first if it is missing. The name
       takes precedence over a folder in the working directory; "./tiny-gpt2" is the folder.
@@ -127,7 +127,7 @@ def resolve_model(name: str | Path) -> Path | str:
 
 
 def fetch_model(name: str | Path) -> Path:
-    """Return the folder of a model, which is made or downloaded if it is not on this machine.
+    """Return the folder of a model, creating or downloading it if needed.
 
     Raises:
         UserError: as `resolve_model`, and for a name that cannot be downloaded.
@@ -146,13 +146,13 @@ def fetch_model(name: str | Path) -> Path:
 
 
 def registered_name(source: str) -> str | None:
-    """The name of the built-in model whose name or cache folder `source` is, or None."""
+    """Return the built-in model whose name or cache folder is `source`, or None."""
     folder = Path(source).absolute()
     return next((name for name in _REGISTRY if source == name or folder == _target(name)), None)
 
 
 def published_name(source: str) -> str | None:
-    """The hub's id of a model that `resolve_model` returned, or None for a folder of this machine."""
+    """Return the Hub id of a model returned by `resolve_model`, or None for a local folder."""
     if name := registered_name(source):
         return _REGISTRY[name].published
     return source if _HUB_NAME.fullmatch(source) and not Path(source).exists() else None
@@ -163,7 +163,7 @@ def _target(name: str) -> Path:
 
 
 def _ensure_converted(file: Path) -> Path:
-    """The folder of the model in a GGUF file, made by the first process that needs it; another one if the file changes."""
+    """Return the folder of a converted GGUF file, converting it if needed. A changed file is converted again."""
     facts = file.stat()
     key = hashlib.sha256(f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}".encode()).hexdigest()[:12]
     build = partial(_build_by, "gguf_files:build", (str(file.absolute()),))
@@ -171,7 +171,7 @@ def _ensure_converted(file: Path) -> Path:
 
 
 def _ensure_built(name: str) -> Path:
-    """The folder of the built-in model `name`, made by the first process that needs it."""
+    """Return the folder of the built-in model `name`, building it if needed."""
     return _make(_REGISTRY[name].build, name, _target(name))
 
 
@@ -201,7 +201,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None:
-    """Build in a temporary folder and rename it to `target`. The caller holds the lock."""
+    """Build into a temporary folder and rename it to `target`. The caller holds the lock."""
     prefix = f".{target.name}-"  # the same prefix as in `new_folder`
     for leftover in target.parent.glob(f"{prefix}*"):  # of a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Tiny random models of the three architectures that the framework supports, with a byte-level tokenizer.
+"""Tiny random models of the three supported architectures, with a byte-level tokenizer.
 
 They are real transformers classes, small enough that a test trains one in a second. Every build produces the same bytes.
 Their next-token distribution is nearly uniform: a test can predict the initial loss (log of the vocabulary's size).
@@ -46,7 +46,7 @@ CHAT_TEMPLATE = (
 
 
 def build(folder: Path, work: Path, architecture: str) -> None:
-    """Write a tiny gpt2, llama or t5 and its tokenizer; the caller's random state is unchanged; `work` is not used."""
+    """Write a tiny gpt2, llama or t5 model and its tokenizer. The caller's random state is preserved. `work` is unused."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(SEED)
         model = _model(architecture)
@@ -55,7 +55,7 @@ def build(folder: Path, work: Path, architecture: str) -> None:
 
 
 def byte_tokenizer(append_eos: bool = False) -> PreTrainedTokenizerFast:
-    """A fast tokenizer with one token per byte, after the special ones: encoding and decoding any text returns it unchanged.
+    """Create a fast byte-level tokenizer with special tokens first. Decoding an encoded text returns it unchanged.
 
     With `append_eos`, `add_special_tokens` (the default of a call) appends the eos to the text, as in T5's tokenizer.
     """

