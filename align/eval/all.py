@@ -1,4 +1,4 @@
-"""`align eval all`: truthfulness and toxicity in one table, and reward where a reward model is given."""
+"""`align eval all`: truthfulness, toxicity and, with a reward model, reward in one table."""
 
 import json
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class AllConfig(EvalConfig, InferenceConfig):
         require_setting(self, "truthfulness", given, "set, unless toxicity or reward_model is")
 
     def task_arguments(self, task: str, file: str) -> list[str]:
-        """A task's command-line arguments: its file, then the settings that all tasks share."""
+        """Return the command-line arguments of a task: its config, then the settings shared by all tasks."""
         shared: dict[str, object] = {name: getattr(self, name) for name in ("output", "seed", "dtype", "batch_tokens")}
         shared |= {"skip_bad_rows": self.skip_bad_rows, "table": False}  # one table of all tasks comes at the end
         if self.chat_template != "auto":  # toxicity has its own default
@@ -48,7 +48,7 @@ class AllConfig(EvalConfig, InferenceConfig):
 
 
 def run_all(config: AllConfig) -> list[Evaluation]:
-    """Run the tasks one after another; each writes its files, and `table.md` holds all measurements in one table."""
+    """Run the tasks in sequence. Each writes its own files; `table.md` combines all measurements."""
     files = {"truthfulness": config.truthfulness, "toxicity": config.toxicity}
     files["reward"] = config.reward if config.reward_model else ""
     files = {name: file for name, file in files.items() if file}

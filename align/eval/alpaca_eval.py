@@ -1,4 +1,4 @@
-"""AlpacaEval 2's length-controlled win rate, for prompts whose difficulty is known.
+"""AlpacaEval 2's length-controlled win rate, for prompts of known difficulty.
 
 Dubois et al. 2024, "Length-Controlled AlpacaEval" (arXiv 2404.04475). One logistic regression for each model, without an
 intercept: `logit P(model wins) = a tanh(delta / s) + b difficulty + c`, where delta is by how many characters the baseline's
@@ -20,17 +20,17 @@ from align.eval.pairwise import MIN_PROMPTS, NAME, PairwiseComparison
 from align.eval.results import Measurement
 
 ANCHOR_WEIGHT = 0.1
-"""Weight of an anchor row; a comparison counts 1. AlpacaEval divides 0.2 by its two altered baselines."""
+"""Weight of an anchor row relative to a comparison. AlpacaEval divides 0.2 by its two altered baselines."""
 PENALTIES = np.logspace(-4, 4, 10)
 """Candidates for scikit-learn's C, the inverse of the L1 penalty."""
 FOLDS = 5
 LARGEST_LOGIT = 1e3
-"""Bound of numbers in the files of difficulty and anchors: larger ones are mistakes."""
+"""Upper bound of values in difficulty and anchor files. Larger values indicate errors."""
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """Comparisons of the baseline with its own longer and shorter answers, which differ in length and not in quality.
+    """Comparisons of the baseline with longer and shorter versions of its own answers, of equal quality.
 
     Attributes:
         index: [M] the prompt of each row, or -1.
@@ -45,7 +45,7 @@ class Anchors:
 
 @dataclass(frozen=True)
 class PromptDifficulty:
-    """How often the baseline loses on each prompt (log-odds), by the prompt's index, and anchors.
+    """Difficulty of each prompt (log-odds that the baseline loses) by index, and anchors.
 
     Attributes:
         by_position: look up each model's n-th comparison at index n, as the published leaderboard does. It shifts the
@@ -57,7 +57,7 @@ class PromptDifficulty:
     by_position: bool = False
 
     def of(self, comparisons: Sequence[PairwiseComparison]) -> np.ndarray:
-        """The difficulty of each comparison's prompt: [N].
+        """Return the difficulty of each comparison's prompt: [N].
 
         Raises:
             UserError: for a comparison without an index, and an index without a difficulty.
@@ -108,7 +108,9 @@ def _anchor_of_row(row: Mapping[str, Any], _number: str) -> list[tuple[float, fl
 def read_number(
     row: Mapping[str, Any], name: str, low: float = -LARGEST_LOGIT, high: float = float("inf"), whole: bool = False
 ) -> float:
-    """The number in a field, which a CSV file gives as text; a `UserError` names the field of any other value."""
+    """Parse the number in a field, which is a string in CSV files. Raise a `UserError` that names the field if it is
+    invalid.
+    """
     value = required_field(row, name, "add a number")
     try:
         number = float("nan") if isinstance(value, bool) else float(value)
@@ -122,7 +124,7 @@ def read_number(
 
 @dataclass
 class _Rows:
-    """Rows of the regression: features [N, 3], preference [N] and weight [N] of each, and its prompt [N]."""
+    """Regression rows: features [N, 3], preference [N], weight [N] and prompt [N]."""
 
     features: np.ndarray
     preference: np.ndarray
@@ -133,7 +135,7 @@ class _Rows:
 def difficulty_controlled_measurement(
     comparisons: Sequence[PairwiseComparison], model: str, baseline: str, scorer: str, control: PromptDifficulty
 ) -> Measurement:
-    """Return the rate at which `model` would beat `baseline` with answers of equal length, from their comparisons.
+    """Estimate the win rate of `model` against `baseline` at equal answer length.
 
     The interval contains the uncertainty of the three weights and of the choice of prompts (clustered sandwich estimator,
     on the log-odds). AlpacaEval's `lc_standard_error` is the spread of the predictions over prompts, which is smaller.
@@ -166,7 +168,7 @@ def _regression_rows(pairs: Sequence[PairwiseComparison], model: str, control: P
 
 
 def fit_l1(rows: _Rows, penalty: float) -> np.ndarray:
-    """The weights that minimize |a| + |b| + |c| + C x the weighted log loss, by liblinear as AlpacaEval does: [3]."""
+    """Minimize |a| + |b| + |c| + C x the weighted log loss, with liblinear as in AlpacaEval: [3]."""
     from sklearn.linear_model import LogisticRegression  # slow to import
 
     # The target is a probability: each row is a win with weight w y and a loss with weight w (1 - y).
@@ -179,7 +181,7 @@ def fit_l1(rows: _Rows, penalty: float) -> np.ndarray:
 
 
 def choose_penalty(rows: _Rows) -> float:
-    """The C of `PENALTIES` with the lowest log loss in cross-validation; the smaller of equal ones."""
+    """Select the C of `PENALTIES` with the lowest cross-validated log loss, the smaller one if tied."""
     from sklearn.model_selection import GroupKFold  # slow to import
 
     losses = np.zeros(len(PENALTIES))
@@ -193,7 +195,7 @@ def choose_penalty(rows: _Rows) -> float:
 
 
 def _rate_with_interval(rows: _Rows, weights: np.ndarray, count: int) -> tuple[float, float, float]:
-    """The mean prediction at delta = 0 over the first `count` rows, and its interval by each prompt's influence on it."""
+    """Return the mean prediction at delta = 0 over the first `count` rows, with an interval from each prompt's influence."""
     from scipy.stats import norm  # slow to import
 
     level = rows.features[:count] * [0, 1, 1]

@@ -1,4 +1,4 @@
-"""The features of an answer that a judge uses: its agreement with the reference answers, and its text.
+"""Features of an answer for a judge: agreement with the reference answers, and text features.
 
 TruthfulQA's code scores an answer by its similarity to the closest correct and the closest incorrect reference answer, by
 ROUGE, BLEU or BLEURT (Lin et al. 2021, appendix B). Here several similarities are features of a learned judge.
@@ -23,20 +23,20 @@ from align.model_registry.registry import resolve_model
 from align.runtime.distributed import compute_dtype
 
 BUCKETS = 1 << 14
-"""Number of buckets that words and word pairs are hashed into."""
+"""Number of hash buckets for words and bigrams."""
 MAX_TOKENS, BATCH = 128, 64
 """Longest text of the encoder in tokens, and texts in one batch."""
 WORD = re.compile(r"\w+(?:'\w+)?")
 NEGATIONS = re.compile(r"no|not|never|none|nothing|nobody|nowhere|neither|nor|cannot|\w+n't")
 SIMILARITIES = 8
-"""Similarities of an answer to a reference answer: six of `word_similarities` and two of sentence vectors."""
+"""Number of similarities to a reference answer: six of `word_similarities` and two of embeddings."""
 
 Encode = Callable[[Sequence[str]], np.ndarray]
-"""Texts [N] to unit vectors [N, H]."""
+"""Maps texts [N] to unit vectors [N, H]."""
 
 
 class JudgedAnswer(NamedTuple):
-    """An answer to a question; `references` holds the question's reference answers, None if there are none."""
+    """An answer to a question. `references` are the question's reference answers, or None."""
 
     question: str
     answer: str
@@ -61,7 +61,7 @@ class AnswerFeatures:
 
 
 def answer_features(answers: Sequence[JudgedAnswer], encode: Encode) -> AnswerFeatures:
-    """Compute all features; each distinct text is encoded once."""
+    """Compute all features. Each distinct text is encoded once."""
     texts: dict[str, None] = {}
     for item in answers:
         for answer in (item.answer, *_references(item)):
@@ -72,7 +72,7 @@ def answer_features(answers: Sequence[JudgedAnswer], encode: Encode) -> AnswerFe
 
 
 def agreement_features(answers: Sequence[JudgedAnswer], vectors: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Agreement of each answer with the reference answers to its question, and its form: [N, F] float32.
+    """Features of an answer's agreement with the reference answers, and of its form: [N, F] float32.
 
     All similarities are 0 for a question without references.
     """
@@ -80,13 +80,13 @@ def agreement_features(answers: Sequence[JudgedAnswer], vectors: Mapping[str, np
 
 
 def text_features(answers: Sequence[JudgedAnswer], vectors: Mapping[str, np.ndarray]) -> csr_matrix:
-    """The hashed words of each answer as a unit vector, and the vector of question and answer: [N, BUCKETS + H]."""
+    """Hashed words of each answer (unit vector) and the embedding of question and answer: [N, BUCKETS + H]."""
     states = np.stack([vectors[_in_context(item.question, item.answer)] for item in answers])
     return hstack([word_features([item.answer for item in answers]), csr_matrix(states)], format="csr")
 
 
 def word_features(answers: Sequence[str]) -> Any:
-    """Words and pairs of neighboring words, with marks for beginning and end, hashed; each row has norm 1."""
+    """Hash words and bigrams, with start and end markers. Rows have norm 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     words = HashingVectorizer(
@@ -140,7 +140,7 @@ def _agreement(item: JudgedAnswer, vectors: Mapping[str, np.ndarray]) -> list[fl
 
 
 class ParsedText(NamedTuple):
-    """A text in lower case: its words, the counts of its sequences of four characters, and whether it has a negation."""
+    """A lowercase text: words, counts of character 4-grams, and whether it contains a negation."""
 
     words: list[str]
     characters: Counter[str]
@@ -158,7 +158,7 @@ def parse(text: str) -> ParsedText:
 
 
 def word_similarities(answer: ParsedText, other: ParsedText, asked: frozenset[str]) -> list[float]:
-    """Six similarities of two texts, from 0 to 1 except the last.
+    """Six similarities of two texts, in [0, 1] except for the last.
 
     They are ROUGE-1's F1; F1, precision and recall of the distinct words that are not in the question (`asked`); F1 of
     sequences of four characters; and ROUGE-1's F1 with a minus sign if only one of the texts has a negation.
@@ -177,7 +177,7 @@ def _f1(shared: int, first: int, second: int) -> float:
 
 
 def _polarity(answer: ParsedText, correct: Sequence[ParsedText], incorrect: Sequence[ParsedText]) -> list[float]:
-    """Whether the answer begins with yes, with no, or has a negation, and the shares of references that do."""
+    """Whether the answer starts with yes or no or contains a negation, and the fractions of references that do."""
     tests: list[Callable[[ParsedText], bool]] = [
         lambda text: text.words[:1] == ["yes"],
         lambda text: text.words[:1] == ["no"],
@@ -194,7 +194,9 @@ def _polarity(answer: ParsedText, correct: Sequence[ParsedText], incorrect: Sequ
 def _new_words(
     answer: ParsedText, correct: Sequence[ParsedText], incorrect: Sequence[ParsedText], asked: frozenset[str]
 ) -> list[float]:
-    """Counts and shares of the answer's new words that only correct, only incorrect or no references have; its form."""
+    """Counts and fractions of the answer's words that occur only in correct, only in incorrect, or in no references; its
+    form.
+    """
     new = set(answer.words) - asked
     right, wrong = ({word for text in texts for word in text.words} for texts in (correct, incorrect))
     counts = [float(len(new & (right - wrong))), float(len(new & (wrong - right))), float(len(new - right - wrong))]
@@ -207,7 +209,7 @@ def _new_words(
 
 
 class SentenceEncoder:
-    """A frozen model as a function from texts to unit vectors: the mean of its last hidden states over the tokens."""
+    """Frozen encoder from texts to unit vectors: mean-pooled last hidden states."""
 
     def __init__(self, model: str) -> None:
         source = str(resolve_model(model))
@@ -221,7 +223,7 @@ class SentenceEncoder:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Return [N, H] float32; batches hold texts of similar length."""
+        """Return [N, H] float32. Texts are batched by length."""
         order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
         vectors = np.zeros((len(texts), self.model.config.hidden_size), dtype=np.float32)
         for start in range(0, len(order), BATCH):

@@ -1,4 +1,4 @@
-"""The models under evaluation, opened one after the other, and their answers, stored as they are sampled."""
+"""Open the evaluated models one at a time, and sample and store their answers."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,9 @@ from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedPrompt, PromptResponses, SampledResponse
 
 CHUNK = 400
-"""Texts sampled or scored between two writes to the file."""
+"""Number of texts sampled or scored between writes."""
 FEW_SHOT_SUFFIX = "+few_shot"
-"""Ends the name of a model that reads the settings' few-shot examples and instruction before each prompt."""
+"""Suffix of model names that use few-shot examples and the instruction."""
 
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -44,7 +44,7 @@ FEW_SHOT_SUFFIX = "+few_shot"
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """The processes, the folder of the results, and the settings of reading models and rows, for all models of a task."""
+    """Processes, output folder and loading settings shared by all models of a task."""
 
     accelerator: Accelerator
     output: Path
@@ -70,38 +70,38 @@ class EvaluatedModel:
 
     @property
     def settings(self) -> Json:
-        """What identifies the model among the settings of its results."""
+        """Settings that identify the model in stored results."""
         return {"model": self.source, "weights": self.fingerprint}
 
     @property
     def accelerator(self) -> Accelerator:
-        """The processes that share the evaluation."""
+        """The accelerator that distributes the evaluation."""
         return self.context.accelerator
 
     def results_file(self, what: str) -> Path:
-        """The file of the model's results of one kind."""
+        """Return the file with the model's results of one kind."""
         return self.context.output / f"{what}-{self.name}.jsonl"
 
     def prompt_ids(self, conversation: Conversation) -> list[int]:
-        """Token ids of the prompt, after the model's examples and instruction if it has any."""
+        """Tokenize the prompt, after few-shot examples and instruction if the model uses them."""
         return self.loaded.tokenization.prompt_ids(self.few_shot_prompt.before(conversation))
 
 
 def open_accelerator(dtype: str) -> Accelerator:
-    """Return the processes that share an evaluation."""
+    """Return the accelerator that distributes an evaluation."""
     keep_freed_memory()
     return make_accelerator(compute_dtype(dtype), max_grad_norm=0.0)
 
 
 def open_context(output: str, inference: InferenceConfig) -> EvaluationContext:
-    """Return the context of an evaluation of models."""
+    """Create the context of an evaluation."""
     return EvaluationContext(open_accelerator(inference.dtype), Path(output), inference)
 
 
 def open_models(
     names: Sequence[str], context: EvaluationContext, few_shot: FewShotConfig | None = None
 ) -> Iterator[EvaluatedModel]:
-    """Open the models one at a time: frozen, in evaluation mode, on the accelerator's device.
+    """Open the models one at a time, frozen and in eval mode on the accelerator's device.
 
     Args:
         few_shot: of the models whose names end in `FEW_SHOT_SUFFIX`; None: a task without few-shot prompts.
@@ -133,7 +133,7 @@ def open_models(
 
 
 def weights_version(source: str) -> str:
-    """Return the fingerprint of a model's folder, or the commit of a hub model. An adapter's version includes its base."""
+    """Return the fingerprint of a model folder, or the commit of a Hub model. An adapter's version includes its base."""
     base, is_adapter = base_of(source)
     version = fingerprint(source) or str(getattr(load_config(source), "_commit_hash", None))
     return content_hash([version, weights_version(base)]) if is_adapter else version
@@ -141,7 +141,7 @@ def weights_version(source: str) -> str:
 
 @dataclass(frozen=True)
 class NamedRewardModel:
-    """A reward model with its short name and the version of its weights."""
+    """A reward model with a short name and the version of its weights."""
 
     name: str
     fingerprint: str
@@ -149,12 +149,12 @@ class NamedRewardModel:
 
     @property
     def scorer(self) -> str:
-        """The scorer's name in results."""
+        """Name of the scorer in results."""
         return f"reward model {self.name} {self.fingerprint}"
 
 
 def open_reward_models(names: Sequence[str], inference: InferenceConfig) -> list[NamedRewardModel]:
-    """Load reward models; raises a `UserError` if one of them cannot be loaded."""
+    """Load reward models. Raise a `UserError` if one cannot be loaded."""
     found = []
     for name, short in zip(names, short_names(names), strict=True):
         folder = str(resolve_model(name))
@@ -164,7 +164,7 @@ def open_reward_models(names: Sequence[str], inference: InferenceConfig) -> list
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """The shortest path suffixes that distinguish the models, with '-' for '/': runs/a/ppo/model becomes 'ppo'."""
+    """Return the shortest distinct path suffixes, with '-' for '/': runs/a/ppo/model becomes 'ppo'."""
     parts = []
     for model in models:
         words = [word for word in Path(model).parts if word not in ("/", ".", "..")]
@@ -180,7 +180,7 @@ def short_names(models: Sequence[str]) -> list[str]:
 
 
 class TokenPrompt(NamedTuple):
-    """The token ids that a model reads, the key of the prompt's own random numbers, and its name in an error."""
+    """Token ids of a prompt, the key of its random numbers, and its name in error messages."""
 
     ids: list[int]
     key: tuple[int, ...]
@@ -195,7 +195,7 @@ def sample_once(
     sampling: SamplingParams,
     stream: RngStream,
 ) -> dict[str, Json]:
-    """Sample texts from a model after each prompt; those in the file of its results of kind `what` are not sampled again.
+    """Sample one text per prompt, skipping those already stored in the results of kind `what`.
 
     In float32 a text depends on the seed, the prompt's key and the model alone, not on other prompts, the number of
     processes or a restart. In bfloat16 the batch that a prompt is in changes its logits a little.
@@ -231,7 +231,7 @@ def sample_once(
 def respond(
     evaluated: EvaluatedModel, prompts: Sequence[list[int]], uniforms: Tensor, sampling: SamplingParams
 ) -> list[list[int]]:
-    """Sample a response to each prompt with `uniforms` [rows, max_new_tokens]; the same on every process."""
+    """Sample a response to each prompt with `uniforms` [rows, max_new_tokens]. Identical on every process."""
     backbone, ends = evaluated.loaded.backbone, evaluated.loaded.tokenization.end_ids
 
     def sample_rows(rows: list[int]) -> list[list[int]]:
@@ -246,7 +246,7 @@ def respond(
 def sample_answers(
     given: EvalPromptsConfig, how: AnsweringConfig, task: str, evaluated: EvaluatedModel, samples: int = 1
 ) -> dict[str, list[SampledResponse]]:
-    """Sample answers of a model to each prompt of the settings that fits it, by the prompt's number in the file, from 1.
+    """Sample answers to each prompt that fits the model, by prompt number in the file, from 1.
 
     Reward models and judges see the prompt without the model's few-shot prompt.
 
@@ -286,7 +286,7 @@ def sample_answers(
 
 
 def ids_after(few_shot: FewShotPrompt, prompt: EncodedPrompt, tokenization: Tokenization, source: str) -> list[int]:
-    """The token ids of a prompt from `source` after examples and instruction; without these, those cut to the limits."""
+    """Tokenize a prompt after examples and instruction, or by itself within the limits."""
     if few_shot == FewShotPrompt():
         return prompt.ids
     if prompt.given_as_ids:
@@ -297,7 +297,7 @@ def ids_after(few_shot: FewShotPrompt, prompt: EncodedPrompt, tokenization: Toke
 def sampled_responses(
     prompts: Sequence[EncodedPrompt], ids: Sequence[list[int]], tokenization: Tokenization
 ) -> list[SampledResponse]:
-    """Return token ids as responses that reward models take, one to each prompt."""
+    """Convert token ids to responses for reward models, one per prompt."""
     return [
         SampledResponse(
             prompt.conversation, prompt.ids, row, tokenization.text(row), tokenization.has_ended(row), prompt.given_as_ids
@@ -309,7 +309,7 @@ def sampled_responses(
 def answer_log_likelihoods(
     backbone: Backbone, questions: Sequence[PromptResponses], budget: int, accelerator: Accelerator
 ) -> list[list[float]]:
-    """Summed log-probability in nats of each answer of each question; the same on every process.
+    """Summed log-probability in nats of each answer to each question. Identical on every process.
 
     Where the model can, each question is read once for all its answers. `budget` padded tokens are read at once.
     """
@@ -330,7 +330,7 @@ def reward_answers(
     policy: Tokenization,
     settings: Json,
 ) -> list[list[float]]:
-    """Score the answers of a policy with a reward model; stored in `OUTPUT/<name>-by-<reward model>-<fingerprint>.jsonl`.
+    """Score a policy's answers with a reward model. Stored in `OUTPUT/<name>-by-<reward model>-<fingerprint>.jsonl`.
 
     Args:
         policy: tokenization of the answers.

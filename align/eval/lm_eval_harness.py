@@ -1,4 +1,4 @@
-"""`align eval lm-eval`: how much alignment cost a model on lm-eval's tasks, before and after.
+"""`align eval lm-eval`: alignment tax on lm-eval tasks, before and after alignment.
 
 lm-eval (EleutherAI's Language Model Evaluation Harness) runs in this Python environment if it is installed here,
 else in the one that `lm_eval_python` names. InstructGPT calls such a loss the alignment tax (Ouyang et al. 2022, section
@@ -33,7 +33,7 @@ from align.sampling.settings import InferenceConfig
 
 TASK = "lm-eval"
 Samples = Sequence[float | None]
-"""A metric of each document, in the order of documents; None where it is not a number."""
+"""A metric per document, in order; None if it is not a number."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class LMEvalConfig(EvalConfig, InferenceConfig):
         require_setting(self, "task_folder", folder, "an existing folder or empty")
 
     def command(self, source: str, tasks: Sequence[str]) -> list[str]:
-        """The command that runs tasks of lm-eval on a model."""
+        """Return the lm-eval command for a model."""
         base, is_adapter = base_of(source)
         dtype = str(compute_dtype(self.dtype)).removeprefix("torch.")
         model = {"pretrained": base, "tokenizer": source, "dtype": dtype} | ({"peft": source} if is_adapter else {})
@@ -67,7 +67,7 @@ class LMEvalConfig(EvalConfig, InferenceConfig):
 
 
 def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
-    """Run the tasks on every model and write `lm-eval.json`; returns an evaluation for each model."""
+    """Run the tasks on every model and write `lm-eval.json`. Return an evaluation per model."""
     require_lm_eval(config.lm_eval_python)
     accelerator = open_accelerator(config.dtype)
     names, found = short_names(config.models), dict[str, Json]()
@@ -86,7 +86,7 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
 
 
 def require_lm_eval(python: str) -> None:
-    """Raise a `UserError` if the Python cannot be run, or lm-eval is not installed in it."""
+    """Raise a `UserError` if the Python executable does not run or lacks lm-eval."""
     command = [python or sys.executable, "-c", "import importlib.util as u; raise SystemExit(not u.find_spec('lm_eval'))"]
     try:
         missing = subprocess.run(command, capture_output=True, check=False).returncode != 0
@@ -99,7 +99,7 @@ def require_lm_eval(python: str) -> None:
 
 
 def run_tasks(command: Callable[[Sequence[str]], list[str]], accelerator: Accelerator, tasks: Sequence[str]) -> list[Json]:
-    """Return lm-eval's results of tasks, on every process; `command` returns the command that runs them."""
+    """Return lm-eval's results on every process. `command` builds the command line."""
     found: dict[str, Json] = run_on_main(lambda: run_lm_eval(command(tasks)), accelerator)
     missing = [task for task in tasks if task not in found]
     if missing:
@@ -108,7 +108,7 @@ def run_tasks(command: Callable[[Sequence[str]], list[str]], accelerator: Accele
 
 
 def run_lm_eval(command: Sequence[str]) -> dict[str, Json]:
-    """Run lm-eval's command once, and read what it wrote."""
+    """Run lm-eval once and read its output."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*command, "--log_samples", "--output_path", folder]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -120,7 +120,7 @@ def run_lm_eval(command: Sequence[str]) -> dict[str, Json]:
 
 
 def read_lm_eval(folder: Path) -> dict[str, Json]:
-    """What lm-eval wrote into a folder, by task: `version`, and `result` with `metrics` and `samples` (numbers of each)."""
+    """Read lm-eval's output folder by task: `version`, and `result` with `metrics` and `samples`."""
     (path,) = folder.rglob("results_*.json")
     written = json.loads(path.read_text(encoding="utf-8"))
     found = {}
@@ -145,7 +145,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
 
 
 def measurements_of(found: dict[str, Json], name: str, before: str, tasks: Sequence[str]) -> list[Measurement]:
-    """A model's metrics and, except for the first model, its loss in each."""
+    """Return a model's metrics and, except for the first model, its loss in each."""
     measurements = []
     for task in tasks:
         row, scorer = found[name][task]["result"], f"lm-eval {found[name][task]['version']}"
@@ -161,7 +161,7 @@ def measurements_of(found: dict[str, Json], name: str, before: str, tasks: Seque
 
 
 def metric_measurement(label: str, value: float, samples: Samples, scorer: str, better: Better = "") -> Measurement:
-    """lm-eval's own number, with an interval where it is a mean over documents."""
+    """Return lm-eval's value, with an interval if it is a mean over documents."""
     numbers = [number for number in samples if number is not None]
     if len(numbers) < 2 or len(numbers) < len(samples) or abs(sum(numbers) / len(numbers) - value) > 1e-6:
         return Measurement(label, value, None, None, len(samples), scorer, "", better)
@@ -172,7 +172,7 @@ def metric_measurement(label: str, value: float, samples: Samples, scorer: str, 
 def lost_measurement(
     label: str, before: Samples, after: Samples, higher_is_better: bool, first: str, scorer: str
 ) -> Measurement:
-    """How much worse a model is than the first, over documents that both answered; above 0: something was lost."""
+    """Return the paired loss relative to the first model over common documents. Positive means worse."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
     if len(before) != len(after) or len(pairs) < 2:
         note = "not averaged over the same documents"

@@ -1,4 +1,4 @@
-"""Comparisons of two answers to the same prompt, and the win rates that follow from them.
+"""Pairwise comparisons of answers to the same prompt, and win rates computed from them.
 
 An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. The length-controlled win rate is a logistic
 regression with Firth's penalty (1993): half the log-determinant of the information matrix, the logarithm of Jeffreys'
@@ -23,7 +23,7 @@ from align.eval.store import Json
 
 @dataclass(frozen=True)
 class PairwiseComparison:
-    """Two models' answers to one prompt, and which is better.
+    """Two models' answers to one prompt, and the outcome.
 
     Attributes:
         item: the prompt; comparisons of one item depend on each other.
@@ -41,39 +41,41 @@ class PairwiseComparison:
     index: int | None = None
 
     def outcome_for(self, model: str) -> float:
-        """The outcome from the point of view of `model`: 1 if it won."""
+        """Return the outcome for `model`: 1 if it won."""
         return self.outcome if model == self.first else 1.0 - self.outcome
 
     def extra_length_of(self, model: str) -> int:
-        """By how many characters `model`'s answer is longer than the other one."""
+        """Return how many characters longer `model`'s answer is."""
         longer = self.lengths[0] - self.lengths[1]
         return longer if model == self.first else -longer
 
     def reference_length(self, model: str, baseline: str) -> int:
-        """Characters of the baseline's answer; in comparisons without the baseline, of the answer that is not `model`'s."""
+        """Return the length of the baseline's answer in characters, or without a baseline, of the answer that is not
+        `model`'s.
+        """
         by_model = {self.first: self.lengths[0], self.second: self.lengths[1]}
         return by_model.get(baseline, self.lengths[model == self.first])
 
 
 def outcome_of_rewards(first: float, second: float) -> float:
-    """The outcome where the higher number wins."""
+    """Return the outcome if the higher reward wins."""
     return 0.5 + 0.5 * ((first > second) - (first < second))
 
 
 def item_numbers(comparisons: Sequence[PairwiseComparison]) -> np.ndarray:
-    """The number of each comparison's item, from 0: [N]."""
+    """Number the items of comparisons, from 0: [N]."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(comparison.item, len(numbers)) for comparison in comparisons])
 
 
 def win_rate(comparisons: Sequence[PairwiseComparison], model: str) -> tuple[float, float, float]:
-    """Share of the comparisons that `model` won, ties as half, with its interval, in which an item counts once."""
+    """Win rate of `model`, counting ties as half, with an interval clustered by item."""
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons])
     return float(outcomes.mean()), *share_interval(outcomes, item_numbers(comparisons))
 
 
 def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[Json]:
-    """A row for each pair of models that were compared: how often the first won, tied and lost."""
+    """Return a row per compared pair of models: wins, ties and losses of the first."""
     rows = []
     for first, second in combinations(models, 2):
         of_pair = [each for each in comparisons if {each.first, each.second} == {first, second}]
@@ -87,9 +89,9 @@ def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str])
 
 NAME = "win rate, length-controlled"
 MIN_PROMPTS = 30
-"""Fewest prompts for a fit of three coefficients."""
+"""Minimum number of prompts to fit three coefficients."""
 THIN_OVERLAP = 0.05
-"""Share of comparisons on the rarer side of equal length, below which the value is an extrapolation."""
+"""Minimum fraction of comparisons on each side of equal length. Below it, the value is an extrapolation."""
 
 
 def length_controlled_measurement(
@@ -134,7 +136,7 @@ def length_controlled_measurement(
 
 
 def estimate_intercept(features: np.ndarray, outcomes: np.ndarray, effect: float) -> tuple[float, float, float]:
-    """Estimate the intercept of logit P = intercept + features x weights, and its interval by penalized profile likelihood.
+    """Fit logit P = intercept + features x weights. Return the intercept with its penalized profile likelihood interval.
 
     Args:
         features: [N, F], no column constant.
@@ -149,7 +151,7 @@ def estimate_intercept(features: np.ndarray, outcomes: np.ndarray, effect: float
     least = penalized_log_likelihood(best, features, outcomes, weights) - float(chi2.ppf(LEVEL, 1)) / 2
 
     def lead(intercept: float) -> float:
-        """How far the highest penalized log-likelihood with this intercept is above that of the interval's ends."""
+        """Penalized log-likelihood at this intercept, relative to its value at the ends of the interval."""
         line = fit(features, outcomes, weights, intercept, start=best)
         return penalized_log_likelihood(line, features, outcomes, weights) - least
 
@@ -158,7 +160,7 @@ def estimate_intercept(features: np.ndarray, outcomes: np.ndarray, effect: float
 
 
 MAX_STEP = 5.0
-"""Largest change of a coefficient in one Newton step (log-odds), as in R's logistf."""
+"""Maximum change of a coefficient per Newton step (log-odds), as in R's logistf."""
 
 
 def fit(
@@ -168,7 +170,7 @@ def fit(
     intercept: float | None = None,
     start: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the intercept and the slopes that maximize `penalized_log_likelihood`, by Newton steps on Firth's score.
+    """Maximize `penalized_log_likelihood` with Newton steps on Firth's score. Return intercept and slopes.
 
     Args:
         features: [N, F], or [N] of one feature.
@@ -206,7 +208,7 @@ def fit(
 def penalized_log_likelihood(
     line: Sequence[float] | np.ndarray, features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray
 ) -> float:
-    """The log-likelihood of the outcomes plus half the log-determinant of the information.
+    """Log-likelihood of the outcomes plus half the log-determinant of the information matrix.
 
     Args:
         line: the intercept and the slopes.

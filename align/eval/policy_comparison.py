@@ -1,4 +1,4 @@
-"""Two policies side by side on the same prompts with the same noise: rewards, their paired difference, KL, and best of n."""
+"""Compare two policies on the same prompts with the same random numbers: rewards, paired difference, KL, best-of-n."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True)
 class PolicyResponses:
-    """The answers of one policy with their rewards; a prompt's answers are adjacent."""
+    """Answers of one policy with their rewards. Answers to the same prompt are adjacent."""
 
     answers: list[SampledResponse]
     rewards: list[float]
@@ -74,7 +74,7 @@ def compare_policies(
     max_prompt_tokens: int | None = None,
     chat_template: str = "auto",
 ) -> PolicyComparison:
-    """Let two policies answer the same prompts, and score both.
+    """Sample answers of two policies to the same prompts, and score them.
 
     Args:
         before: folder or name of a policy.
@@ -110,7 +110,7 @@ def best_responses(
     seed: int,
     dtype: str = "auto",
 ) -> PolicyResponses:
-    """The answer with the highest reward among n of a policy, for each prompt: optimization without training."""
+    """Return the highest-reward answer of n for each prompt (best-of-n sampling)."""
     accelerator = Accelerator(cpu=computes_on_cpu())
     loaded = load_frozen(policy, dtype, device=accelerator.device)
     repeated = [prompt for prompt in prompts for _ in range(n)]
@@ -120,7 +120,7 @@ def best_responses(
 
 
 def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:
-    """The share of each prompt's pairs in which a judge prefers the second policy's answer [prompts]; a tie is one half.
+    """Fraction of each prompt's pairs in which a judge prefers the second policy [prompts]. Ties count as half.
 
     `policy` is the folder or name of either, for the tokenizer that both share.
     """
@@ -140,7 +140,7 @@ def sample_and_score(
     noise: SeedKey,
     accelerator: Accelerator,
 ) -> PolicyResponses:
-    """Sample one answer to each prompt, by the random stream `noise`, and score it."""
+    """Sample one answer per prompt from the random stream `noise`, and score it."""
     encoded = [read_prompt(prompt, policy.tokenization) for prompt in prompts]
     ids = [prompt.ids for prompt in encoded]
     uniforms = row_uniforms(len(prompts), sampling, *noise)
@@ -153,7 +153,7 @@ def sample_and_score(
 
 
 def read_prompt(prompt: Prompt, tokenization: Tokenization) -> EncodedPrompt:
-    """Return a prompt as a policy reads it: the token ids in the data, or those of its text."""
+    """Return the token ids of a prompt for a policy: those given in the data, or those of its text."""
     if prompt.ids is None:
         return EncodedPrompt(prompt.prompt, tokenization.prompt_ids(prompt.prompt))
     ids = list(prompt.ids)
@@ -167,7 +167,7 @@ def response_kl(
     temperature: float,
     accelerator: Accelerator,
 ) -> list[float]:
-    """KL(policy || reference) of each answer of the policy, sampled at `temperature`, summed over its tokens, by k3."""
+    """KL(policy || reference) of each answer sampled at `temperature`, summed over tokens (k3 estimator)."""
     contexts, ids = [answer.prompt_ids for answer in answers], [answer.ids for answer in answers]
 
     @torch.no_grad()
@@ -189,7 +189,7 @@ def response_kl(
 
 
 def kl_bound(n: int) -> float:
-    """Upper bound on the KL between the best of n and a single answer, in nats: log n - (n - 1) / n.
+    """Upper bound of the KL of best-of-n sampling, in nats: log n - (n - 1) / n.
 
     Stated by Stiennon et al. 2020 (appendix G.3) as the KL; Beirami et al. 2024 show that it is an upper bound.
     """
@@ -198,12 +198,12 @@ def kl_bound(n: int) -> float:
 
 @cache
 def _best_probabilities(samples: int, n: int) -> tuple[float, ...]:
-    """For each of the samples, in ascending order, the probability of being the largest of n drawn without replacement."""
+    """Probability of each sample, in ascending order, to be the largest of n drawn without replacement."""
     return tuple(comb(rank, n - 1) / comb(samples, n) for rank in range(samples))
 
 
 def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
-    """Expected value of the answer that has the highest reward of n, from N >= n answers; unbiased.
+    """Unbiased estimate of the expected value of the highest-reward answer of n, from N >= n answers.
 
     It is the mean over all subsets of n of the N answers, in closed form by order statistics. Answers of equal reward
     share their probabilities.
@@ -220,5 +220,5 @@ def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
 
 
 def sizes_on_curve(samples: int) -> list[int]:
-    """The n of a best-of-n curve: the powers of two up to `samples`, and `samples` itself."""
+    """Return the n of a best-of-n curve: powers of two up to `samples`, and `samples`."""
     return sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples})

@@ -1,4 +1,4 @@
-"""The questions of TruthfulQA, or yours in its format."""
+"""Questions of TruthfulQA, or your own in its format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from align.eval.results import new_id
 
 @dataclass(frozen=True)
 class Question:
-    """A question with the one answer that MC1 counts as right, and at least one correct and one incorrect answer.
+    """A question with its best answer (for MC1), and at least one correct and one incorrect answer.
 
     `where` names it in an error.
     """
@@ -27,12 +27,12 @@ class Question:
 
     @property
     def answers(self) -> list[str]:
-        """The distinct answers, which a model has to read."""
+        """Distinct answers to score."""
         return list(dict.fromkeys((self.best, *self.correct, *self.incorrect)))
 
 
 def read_questions(source: str, skip_bad_rows: bool = False) -> list[Question]:
-    """The questions of a file: `.csv` with TruthfulQA's columns, or JSON Lines. Raises: see `parse_rows`."""
+    """Read questions from a `.csv` with TruthfulQA's columns or JSON Lines. Raises as `parse_rows`."""
     parse = partial(_questions, source=source, seen=set())
     return parse_rows([source], parse, "no usable question", skip_bad_rows=skip_bad_rows)
 

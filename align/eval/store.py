@@ -1,4 +1,4 @@
-"""Results of single items in an append-only file. A resumed evaluation computes only the missing ones."""
+"""Append-only store of results per item. A resumed evaluation computes only missing ones."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from align.runtime.progress import ProgressDisplay
 
 Json = dict[str, Any]
 CHUNK = 64
-"""Items computed between two writes to the file."""
+"""Number of items computed between writes."""
 
 
 def compute_once(
@@ -29,7 +29,7 @@ def compute_once(
     chunk: int = CHUNK,
     content: Callable[[Any], object] | None = None,
 ) -> list[Json]:
-    """Compute the results that are not in a file yet, add them to it, and return those of all items, in their order.
+    """Compute the results that are missing in a file, append them, and return all results in order.
 
     The first line of the file holds the settings that affect results. Each further line is `{"item": id, ...}`; of two lines
     with the same id the later one counts. A last line that was cut short when the program was killed is dropped. Every
@@ -63,7 +63,7 @@ def compute_once(
 
 
 def _open(path: Path, settings: Json) -> dict[str, Json]:
-    """The results in a file by their items; a file without any line gets its line of settings."""
+    """Read the results in a file by item. An empty file gets a settings line."""
     rows = _read_lines(path) if path.exists() else []
     if not rows:
         _append(path, {"settings": settings})
@@ -104,13 +104,13 @@ WEIGHTS = (".safetensors", ".bin", ".model", ".pt", ".pth", ".h5", ".msgpack", "
 
 @lru_cache
 def _weights_digest(path: Path, size: int, changed: int) -> bytes:
-    """The SHA-256 of a file of weights; a process reads it once for each size and time of change, in nanoseconds."""
+    """SHA-256 of a weights file, cached by size and modification time."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()
 
 
 def fingerprint(source: str) -> str:
-    """12 hexadecimal digits of a SHA-256 over a file or a folder; '' if `source` is empty or not on this machine.
+    """Return 12 hex digits of the SHA-256 of a file or folder, '' if `source` is empty or not local.
 
     Hidden files, the model card and subfolders of a model's folder do not count.
     """
@@ -132,5 +132,5 @@ def fingerprint(source: str) -> str:
 
 
 def content_hash(content: object) -> str:
-    """16 hexadecimal digits of a SHA-256 over JSON values; texts may hold unpaired surrogates, which models do write."""
+    """Return 16 hex digits of the SHA-256 of JSON values. Strings may contain lone surrogates, which models do generate."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

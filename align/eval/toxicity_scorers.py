@@ -32,17 +32,17 @@ from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
 ScoringFunction = Callable[[list[str]], Sequence[object]]
-"""Texts to as many scores, unchecked."""
+"""Maps texts to scores, without validation."""
 KINDS = f"{DEFAULT}, model:NAME or module:function"
 
 
 BATCH = 64
-"""Texts in one call of a scoring function."""
+"""Number of texts per call of a scoring function."""
 
 
 @dataclass(frozen=True)
 class ToxicityScorer:
-    """A scorer with the name and version (a hash) that are reported with every number that comes from it."""
+    """A scorer with its name and version (a hash), which are reported with every result."""
 
     name: str
     version: str
@@ -54,7 +54,7 @@ class ToxicityScorer:
         return f"{self.name} ({self.version})"
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """Return a number from 0 to 1 for each text; higher is more toxic."""
+        """Score each text from 0 to 1. Higher is more toxic."""
         who, scores = f"scorer {self.name}", []
         for start in range(0, len(texts), BATCH):
             part = list(texts[start : start + BATCH])
@@ -66,7 +66,7 @@ class ToxicityScorer:
 
 
 def open_scorer(name: str = DEFAULT, label: str = "toxic", device: torch.device | str = "cpu") -> ToxicityScorer:
-    """Load a scorer; of a classifier, the probability of `label` is the score."""
+    """Load a scorer. For classifiers, the score is the probability of `label`."""
     kind, separator, rest = name.partition(":")
     function: ScoringFunction
     if name == DEFAULT:
@@ -83,7 +83,8 @@ def open_scorer(name: str = DEFAULT, label: str = "toxic", device: torch.device 
 
 
 def load_classifier(model: str, label: str, device: torch.device | str) -> tuple[ScoringFunction, str]:
-    """Load a transformers text classifier in float32: a function from texts to the probability of a label, and its version.
+    """Load a transformers text classifier in float32. Return a function from texts to the probability of a label, and the
+    version.
 
     A text that is too long for the model is truncated. Probabilities are a sigmoid if the model's config names a multi-label
     problem or there is only one label, else a softmax.
@@ -121,18 +122,20 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
 HEAD = Path(__file__).with_name("toxicity_head.safetensors")
 MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read (its model card)
 MEAN_LAYERS = (4, 5, 6)
-"""The upper half of 6. The last layer alone encodes topic more than rudeness; 1 to 3 added nothing on held-out texts."""
+"""Upper half of 6 layers. The last layer alone encodes topic more than rudeness; layers 1 to 3 did not help on held-out
+texts.
+"""
 MAX_LAYERS = (2, 4, 6)
-"""A mean over a long text drowns its one rude word, a maximum does not; the words are still apart in layer 2."""
+"""Max-pooled layer. A mean over a long text hides a single rude word; in layer 2, words are still separate."""
 STATES = 384 * (len(MEAN_LAYERS) + len(MAX_LAYERS))
 BUCKETS = 1 << 16
-"""Number of buckets for each kind of n-gram. The hash is MurmurHash3, which no version of scikit-learn may change."""
+"""Number of hash buckets per kind of n-gram (MurmurHash3, fixed across scikit-learn versions)."""
 CHARACTERS, WORDS = (3, 5), (1, 2)
 """Lengths of n-grams: of characters within a word and its borders, of words. No single letters: they would count length."""
 
 
 class Encoder:
-    """Texts to the means over tokens of `MEAN_LAYERS`, then the maxima over tokens of `MAX_LAYERS`, one after the other.
+    """Mean-pooled hidden states of `MEAN_LAYERS` followed by max-pooled ones of `MAX_LAYERS`.
 
     The model card of all-MiniLM-L6-v2 uses the mean of the last layer; here it is not normalized.
     """
@@ -154,7 +157,7 @@ class Encoder:
 
 
 def count_words(texts: Sequence[str]) -> csr_matrix:
-    """Return the n-grams of each text [N, 2 * BUCKETS] float32: those of characters, then those of words, as unit vectors.
+    """Return hashed character and word n-grams [N, 2 * BUCKETS] float32, each as a unit vector.
 
     Unit vectors do not grow with the text, so length alone does not raise the score.
     """
@@ -168,7 +171,7 @@ def count_words(texts: Sequence[str]) -> csr_matrix:
 
 
 def load_default_scorer(device: torch.device | str) -> tuple[ScoringFunction, str]:
-    """Load the encoder and the shipped head: a function from texts to their toxicity, and its version."""
+    """Load the encoder and the bundled head. Return the scoring function and its version."""
     folder, stored = str(resolve_model(DEFAULT)), load_toxicity_head(HEAD)
     encoder, words = Encoder(folder, device), stored.pop("words").numpy()
     sense = {name: tensor.to(device) for name, tensor in stored.items()}
@@ -182,13 +185,13 @@ def load_default_scorer(device: torch.device | str) -> tuple[ScoringFunction, st
 
 
 def sense_logits(states: Tensor, head: Mapping[str, Tensor]) -> Tensor:
-    """Apply the head's hidden layer with GELU to states [B, STATES], and add the bias of the whole head: [B]."""
+    """Apply the head's hidden layer (GELU) to states [B, STATES] and add the bias: [B]."""
     hidden = torch.nn.functional.gelu(states @ head["hidden.weight"].T + head["hidden.bias"])
     return hidden @ head["sense"] + head["bias"]
 
 
 def load_toxicity_head(path: Path) -> dict[str, Tensor]:
-    """Read `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32."""
+    """Load `hidden.weight` [M, STATES], `hidden.bias` [M], `sense` [M], `words` [2 * BUCKETS] and `bias` [] in float32."""
     advice = "create it with python -m benchmarks.toxicity train"
     try:
         stored = {name: tensor.float() for name, tensor in load_file(path).items()}
@@ -200,5 +203,5 @@ def load_toxicity_head(path: Path) -> dict[str, Tensor]:
 
 
 def save_toxicity_head(head: Mapping[str, Tensor], note: str, path: Path = HEAD) -> None:
-    """Write a head in half precision: the rounding changes no score by more than 0.01."""
+    """Save a head in half precision. Rounding changes scores by at most 0.01."""
     save_file({name: tensor.half().contiguous() for name, tensor in head.items()}, path, metadata={"note": note})

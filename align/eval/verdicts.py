@@ -1,4 +1,4 @@
-"""`align eval verdicts`: count people's answers from the labeling app.
+"""`align eval verdicts`: summarize human judgments from the labeling app.
 
 Rule judgments give violation rates, LaMDA's groundedness and GPT-3's test of authorship; rankings give InstructGPT's ratings
 and flags. An answer is `follows` (yes), `violates` (no) or `unsure`, as the app exports verdicts. A flag of
@@ -36,7 +36,7 @@ FOLLOWS, VIOLATES, UNSURE = "follows", "violates", "unsure"
 CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE = "makes-claim", "supported", "well-known", "cites", "helpful", "in-role"
 """Questions of forms/rules/grounding.yaml and role.yaml."""
 AUTHORSHIP = "written-by-person"
-"""The question of forms/rules/authorship.yaml: "A person" is exported as `follows`, "A model" as `violates`."""
+"""Question of forms/rules/authorship.yaml: "A person" is exported as `follows`, "A model" as `violates`."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ class VerdictsConfig(EvalConfig, InferenceConfig):
 
 @dataclass(frozen=True)
 class ResponseVotes:
-    """People's answers on one response.
+    """Human answers about one response.
 
     Attributes:
         prompt: identifies the prompt: answers on one prompt depend on each other.
@@ -78,16 +78,16 @@ class ResponseVotes:
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
-        """The lead's or else the majority's answer to each question; a tie is unsure."""
+        """Verdict on each question: the lead's, or else the majority's. A tie is unsure."""
         return {asked: self.decisions.get(asked) or majority(votes, tie=UNSURE) for asked, votes in self.votes.items()}
 
     def says_yes(self, question: str) -> bool:
-        """Whether the majority answered with yes."""
+        """Return whether the majority answered yes."""
         return self.verdicts.get(question) == FOLLOWS
 
 
 def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
-    """Count answers and write `verdicts.json`: an evaluation of each model."""
+    """Summarize the judgments and write `verdicts.json`. Return an evaluation per model."""
     accelerator = open_accelerator(config.dtype)
     by_model: dict[str, list[ResponseVotes]] = {}
     skip = config.skip_bad_rows
@@ -120,7 +120,7 @@ def run_verdicts(config: VerdictsConfig) -> list[Evaluation]:
 
 
 def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
-    """The responses that rule judgments are about; without a model, they stand under the names of the files."""
+    """Read the responses of rule judgments. Responses without a model are grouped by file name."""
     names = " + ".join(Path(path).stem for path in files)
     found: dict[tuple[str, str, str], tuple[dict[str, list[str]], dict[str, str]]] = {}
     for path in files:
@@ -136,7 +136,7 @@ def read_judgments(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVo
 
 
 def read_rankings(files: Sequence[str], skip_bad_rows: bool) -> list[ResponseVotes]:
-    """The responses of rankings with their flags; a response that two people ranked is there twice.
+    """Read the responses of rankings with their flags, once per labeler.
 
     Comparisons, which the app exports with a `choice`, and decisions of leads are left out: neither asks for flags.
     """
@@ -168,30 +168,30 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
 
 
 def flag_id(flag: str) -> str:
-    """The id of the question whether a response has a flag; no rule's id has a space."""
+    """Return the question id of a flag. It contains a space, unlike rule ids."""
     return f"flag {flag}"
 
 
 UNFIT, HALLUCINATION = flag_id("unfit_for_assistant"), flag_id("hallucination")
 QUESTIONS = {AUTHORSHIP, CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE, *map(flag_id, FLAGS)}
-"""Questions that have their own measurements; all others are rules."""
+"""Questions with their own measurements. All others are rules."""
 
 
 Judged = Sequence[tuple[str, bool]]
-"""For each answer its prompt, and whether it counts."""
+"""Prompt of each answer, and whether the answer counts."""
 
 
 def share_of(
     name: str, judged: Judged, note: str = "", better: Better = "", scorer: str = MAJORITY, nothing: str = ""
 ) -> Measurement:
-    """The share of answers that count, with an interval over prompts."""
+    """Return the fraction of counted answers, with an interval over prompts."""
     nothing = nothing or (f"no such answer: {note}" if note else "no such answer was judged")
     prompts, counts = [prompt for prompt, _ in judged], [float(counted) for _, counted in judged]
     return share_measurement(name, counts, scorer, note, nothing, number_prompts(prompts), better)
 
 
 def number_prompts(prompts: Sequence[str]) -> list[int]:
-    """The number of each prompt, from 0 without gaps."""
+    """Number the prompts consecutively from 0."""
     numbers = {prompt: number for number, prompt in enumerate(sorted(set(prompts)))}
     return [numbers[prompt] for prompt in prompts]
 
@@ -202,7 +202,7 @@ def number_prompts(prompts: Sequence[str]) -> list[int]:
 def violation_measurements(
     responses: Sequence[ResponseVotes], rules: Sequence[str], scorer: str = MAJORITY
 ) -> list[Measurement]:
-    """The share of violations among decided responses: overall, of any rule that was judged, and for each rule."""
+    """Fraction of violations among decided responses: overall, of any rule, and per rule."""
     measurements = []
     for name in [OVERALL, *rules] if rules else []:
         of_rule = rules if name == OVERALL else [name]
@@ -223,7 +223,7 @@ def violation_measurements(
 
 
 def verdict_table(responses: Sequence[ResponseVotes]) -> list[Json]:
-    """By rule or question: how many responses got each verdict, and the share of pairs of labelers that agree."""
+    """Return the number of responses per verdict and the labeler agreement, by rule or question."""
     rows = []
     for question in sorted({question for each in responses for question in each.votes} - set(map(flag_id, FLAGS))):
         asked = [each for each in responses if question in each.votes]
@@ -238,7 +238,7 @@ def verdict_table(responses: Sequence[ResponseVotes]) -> list[Json]:
 
 
 def grounding_measurements(responses: Sequence[ResponseVotes]) -> list[Measurement]:
-    """LaMDA's measurements, those whose question was asked."""
+    """Return LaMDA's measurements for the questions that were asked."""
 
     def informative(response: ResponseVotes) -> bool:
         return response.says_yes(CLAIM) and response.says_yes(SUPPORTED)
@@ -272,7 +272,7 @@ def grounding_measurements(responses: Sequence[ResponseVotes]) -> list[Measureme
 def texts_by_author(
     by_model: Mapping[str, list[ResponseVotes]], people: Sequence[str], control: str, where: str
 ) -> dict[str, list[ResponseVotes]]:
-    """The texts whose authorship was judged, by author; empty if none was.
+    """Return the texts with authorship judgments, by author.
 
     Raises:
         UserError: if people, models or the control (empty: none) wrote none of them; `where` names the files.
@@ -293,14 +293,14 @@ def texts_by_author(
 def authorship_measurements(
     texts: Sequence[ResponseVotes], people: Sequence[ResponseVotes], control: Sequence[ResponseVotes]
 ) -> list[Measurement]:
-    """Whether readers can tell a model's texts from people's, and how much better they can tell those of the control.
+    """Measure whether readers can distinguish a model's texts from people's, compared with a control.
 
     In Brown et al. (2020), accuracy is the share of correct answers among those that decide. Here it is the mean of two
     shares, the model's and people's: the numbers of texts then have no effect, and guessing scores one half.
     """
 
     def share(name: str, part: Sequence[ResponseVotes], counted: str, note: str = "") -> Side:
-        """The share of the answers on texts that decide and are `counted`."""
+        """Return the fraction of decided answers that are `counted`."""
         answers = [(text.prompt, vote == counted) for text in part for vote in text.votes[AUTHORSHIP] if vote != UNSURE]
         return share_of(name, answers, note, scorer=PEOPLE), answers
 
@@ -317,11 +317,11 @@ def authorship_measurements(
 
 
 Side = tuple[Measurement, Judged]
-"""A share with the answers that it is taken of."""
+"""A fraction with the answers it is computed from."""
 
 
 def mean_of_shares(name: str, sides: tuple[Side, Side], note: str, minus: float = 0.0) -> Measurement:
-    """The mean of two shares, minus a number.
+    """Return the mean of two fractions minus a number.
 
     The interval combines those of both shares (Newcombe 1998, method 10, for independent shares), and is at least as wide
     as the bootstrap over prompts, which both share.
@@ -354,7 +354,7 @@ def mean_of_shares(name: str, sides: tuple[Side, Side], note: str, minus: float 
 
 
 def label_measurements(responses: Sequence[ResponseVotes], closed_domain: Sequence[str]) -> list[Measurement]:
-    """The mean rating, appropriateness, hallucination on closed-domain prompts, and the rate of each flag.
+    """Return the mean rating, appropriateness, closed-domain hallucination rate and the rate of each flag.
 
     Each labeler's answer counts; intervals resample prompts with all judgments of their answers.
     """

@@ -309,7 +309,7 @@ ERRORS = [
      "field 'response_b': is empty; write the text, or remove the row"),
     (Ranking, {**SAFE, "better_response_id": 2}, "field 'better_response_id': is 2; use 0 or 1"),
     (Ranking, {**SUMMARIES, "choice": None}, "field 'choice': is None; use 0 or 1"),
-    (Ranking, {**WEBGPT, "question": {}}, "field 'question.full_text': must be text or a list of turns, not None; "
+    (Ranking, {**WEBGPT, "question": {}}, "field 'question.full_text': must be a string or a list of turns, not None; "
      "write it in quotes"),
     (Ranking, {**WEBGPT, "score_1": None}, "field 'score_1': is None; give a number"),
     (Ranking, arena("model_a", conversation_b=[user("1"), assistant("5"), user("3"), assistant("no")]),

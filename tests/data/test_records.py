@@ -108,7 +108,7 @@ RANKING_ERRORS = [
     ({"preferences": [[0.5, 1, 1], [0, 0, 1], [0, 0, 0]]},
      "field 'preferences[0][0]': is 0.5"),
     ({"preferences": [[0, 0.8, 1], [0.3, 0, 1], [0, 0, 0]]},
-     "field 'preferences[1][0]': and preferences[0][1] are 0.3 and 0.8, more than 1 together; lower one; what is left "
+     "field 'preferences[1][0]': and preferences[0][1] are 0.3 and 0.8, which sum to more than 1; lower one; what is left "
      "of 1 is the probability of a tie"),
     ({"flags": "rude"}, "field 'flags': must be a list, not 'rude'; write it as [..., ...]"),
     ({"flags": [["rude"]]}, "field 'flags': has 1 entries for 3 responses"),

@@ -133,8 +133,8 @@ def test_unknown_characters_are_read_as_the_unknown_token_and_counted(load_sharp
     assert len(encode_demonstrations(rows, loaded, Limits(100, 100), False)) == 3
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "demonstrations in memory: 2 of 3 demonstrations have characters that the tokenizer does not know and reads as "
-        "'<unk>' (first: record seven)"
+        "demonstrations in memory: 2 of 3 demonstrations have characters unknown to the tokenizer, encoded as '<unk>' "
+        "(first: record seven)"
     )
     tokenizer = byte_tokenizer()
     tokenizer.unk_token = tokenizer.eos_token  # as GPT-2's: this one ends texts

@@ -46,7 +46,7 @@ def test_heads_and_their_kinds():
         "save": "nobody judged 'save'; did you mean safe",
         "safe=yes": "the kind must be binary or scale",
         "rating=binary": "'rating' has values from 6 to 6, but binary means 0 to 1",
-        "safe=scale": "has values from 0.5 to 1, but scale means 1 to 7",
+        "safe=scale": "has values from 0.5 to 1, but kind scale allows 1 to 7",
     }.items():
         with pytest.raises(UserError, match=says):
             choose_heads([wanted], rated, False)
