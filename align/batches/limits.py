@@ -116,7 +116,7 @@ class OverlongCounts:
         if self.dropped:
             turns = f", and turns of {self.cut} more" if self.cut else ""
             done = f"dropped {self.dropped} of {self.records} {kind}s{turns}"
-        logger.warning("%s: overlong %s %s (%s)", source, overlong, done, self._over_which())
+        logger.warning("%s: %s (%s)", source, done, self._over_which())
 
     def _over_which(self) -> str:
         values = dict(zip(self.limits.settings, (self.limits.prompt, self.limits.response), strict=True))

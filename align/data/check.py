@@ -54,7 +54,7 @@ def check_data(path: str, kind: str | None = None) -> str:
         ("repeated prompts", _format_share(_count_repeated(records), len(records))),
     ]
     if scanned.unused:
-        entries.append(("columns not used", _list_unused(scanned)))
+        entries.append(("unused columns", _list_unused(scanned)))
     if scanned.single:
         entries.append(("skipped", f"{counted(scanned.single, 'prompt')} with a single rated response"))
     for number, record in enumerate(records[:EXAMPLES], start=1):

@@ -75,22 +75,20 @@ def test_what_drop_leaves_out_is_counted_by_limit(load_sharp, write, caplog):
     found = encode_demonstrations(source, load_sharp("tiny-gpt2"), Limits(90, 40, "drop"), False)
     assert len(found) == 1
     over = "3 over max_response_tokens 40, 1 over max_prompt_tokens 90"
-    assert caplog.messages == [f"{source}: overlong drop left out 3 of 4 demonstrations ({over})"]
+    assert caplog.messages == [f"{source}: dropped 3 of 4 demonstrations ({over})"]
 
 
 def test_what_truncate_shortens_is_counted(load_sharp, caplog):
     loaded = load_sharp("tiny-gpt2")
     assert len(encode_prompts(prompts_of([1] * 3 + [90] * 97), loaded, Limits(80, 9, "truncate"), False)) == 100
-    assert caplog.messages == [
-        "prompts in memory: overlong truncate shortened 97 of 100 prompts (97 over max_prompt_tokens 80)"
-    ]
+    assert caplog.messages == ["prompts in memory: truncated 97 of 100 prompts (97 over max_prompt_tokens 80)"]
 
 
 def test_drop_that_leaves_less_than_a_tenth_is_an_error(load_sharp):
     loaded, limits = load_sharp("tiny-gpt2"), Limits(80, 9, "drop")
     assert len(encode_prompts(prompts_of([1] + [90] * 9), loaded, limits, False)) == 1
     assert refusal(encode_prompts, prompts_of([1] + [90] * 10), loaded, limits, False) == (
-        "prompts in memory: overlong drop leaves 1 of 11 prompts (10 over max_prompt_tokens 80), less than 10%; "
+        "prompts in memory: overlong drop leaves 1 of 11 prompts (10 over max_prompt_tokens 80), fewer than 10%; "
         "raise the limit, set overlong to truncate, or remove the long rows"
     )
 
@@ -101,7 +99,7 @@ def test_turns_that_drop_takes_from_a_conversation_are_counted(load_sharp, caplo
     found = encode_demonstrations(rows, load_sharp("tiny-t5"), Limits(200, 10, "drop"), False)
     assert len(found) == 1  # the first answer; an encoder-decoder reads each turn apart
     assert caplog.messages[0].startswith(
-        "demonstrations in memory: overlong drop dropped turns of 1 of 1 demonstrations (1 over max_response_tokens 10)"
+        "demonstrations in memory: dropped turns of 1 of 1 demonstrations (1 over max_response_tokens 10)"
     )
 
 

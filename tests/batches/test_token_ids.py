@@ -51,7 +51,7 @@ def test_token_ids_from_a_file_and_from_a_saved_dataset(load_sharp, tmp_path):
     assert "kind:                  prompt\n" in text
     assert "tokens in the prompt:  least " in text
     assert "repeated prompts:      0 of 3 (0.0 %)\n" in text
-    assert "columns not used:      lengths\n" in text
+    assert "unused columns:        lengths\n" in text
 
 
 def test_padding_that_an_attention_mask_leaves_out_is_not_read():

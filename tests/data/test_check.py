@@ -34,8 +34,8 @@ def test_rankings(write):
         "multi-turn:            1 of 3 (33.3 %)",
         "responses per ranking: 2: 2, 3: 1",
         "tied pairs:            1 of 5 (20.0 %)",
-        "words in the prompt:   least 3, median 3, mean 3.3, 95 % up to 4, most 4",
-        "words in a response:   least 1, median 1, mean 1.3, 95 % up to 2, most 2",
+        "words in the prompt:   min 3, median 3, mean 3.3, 95th percentile 4, max 4",
+        "words in a response:   min 1, median 1, mean 1.3, 95th percentile 2, max 2",
         "categories:            chat 2, code 1",
         "repeated prompts:      1 of 3 (33.3 %)",
         "example 1:             user: a b c",
@@ -54,7 +54,7 @@ def test_demonstrations(write):
     text = check_data(write([{"messages": [*TURNS, {"role": "assistant", "content": "five six"}]}]))
     assert "kind:                  demonstration\n" in text
     assert "multi-turn:            1 of 1 (100.0 %)\n" in text
-    assert "words in a response:   least 1, median 1, mean 1.5, 95 % up to 2, most 2\n" in text
+    assert "words in a response:   min 1, median 1, mean 1.5, 95th percentile 2, max 2\n" in text
     assert "categories:            none\n" in text
     assert text.endswith("bad rows:              none")
 
@@ -68,7 +68,7 @@ def test_facts_of_responses_of_rule_judgments_and_of_ratings(write):
     assert "rules:                 polite 3\n" in text
     assert "empty responses" not in text
     rows = [{"prompt": prompt, "response": text, "rating": 1} for prompt, text in ("ab", "ac", "bd")]
-    assert "left out:              1 prompt with a single rated response\n" in check_data(write(rows))
+    assert "skipped:               1 prompt with a single rated response\n" in check_data(write(rows))
 
 
 def test_many_categories_and_bad_rows_are_cut_short(write):
@@ -115,7 +115,7 @@ def test_the_first_mistake_in_a_table_is_named_where_no_row_can_be_read(tmp_path
     with pytest.raises(UserError, match="row 1: has 2 cells"):
         check_data(str(sheet))
     sheet.write_text("question,first\n")
-    with pytest.raises(UserError, match="has no rows; write one record per line"):
+    with pytest.raises(UserError, match="no rows; write one record per line"):
         check_data(str(sheet))
 
 
@@ -172,4 +172,4 @@ def test_conversion_stops_at_a_bad_row_or_leaves_it_out(write, tmp_path):
         convert_data(source, output, skip_bad_rows=True)
     assert output.read_bytes() == before
     source, output = write([{"prompt": "a", "note": "b"}, {"prompt": "c", "note": "d", "more": 1}]), tmp_path / "out.jsonl"
-    assert convert_data(source, output).splitlines()[1] == "columns not used: note, more (1 row)"
+    assert convert_data(source, output).splitlines()[1] == "unused columns: note, more (1 row)"

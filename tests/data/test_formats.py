@@ -172,7 +172,7 @@ ERRORS = [
     (Ranking, {"prompt": [system("s"), *DIALOGUE], "chosen": [*DIALOGUE, assistant("yes")], "rejected": [assistant("no")]},
      "field 'prompt': differs from the turns of 'chosen' before the last one; remove one of them"),
     (Ranking, {**HH, "rejected": None}, "field 'rejected': is missing; write the transcript"),
-    (Ranking, {**HH, "rejected": HH["chosen"]}, "field 'rejected': is the same text as 'chosen'; remove the row"),
+    (Ranking, {**HH, "rejected": HH["chosen"]}, "field 'rejected': is identical to 'chosen'"),
     (Ranking, {**HH, "chosen": "\n\nHuman: 1\n\nAssistant: 2\n\nHuman: 3\n\nAssistant: "},
      "field 'chosen': is empty; write the text, or remove the row"),
     (Ranking, {**HH, "chosen": "\n\nHuman: 1"}, "field 'chosen': ends with a user turn; end it with the response"),

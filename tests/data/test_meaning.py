@@ -177,10 +177,10 @@ def test_columns_that_are_not_used_are_named(tmp_path):
     path = tmp_path / "stars.jsonl"
     rows = [{"prompt": "a", "answer": "b", "stars": 5, "note": None}, {"prompt": "c", "answer": "d"}]
     path.write_bytes(lines(rows))
-    assert "columns not used:      answer, stars (1 row)\n" in check_data(str(path))
+    assert "unused columns:        answer, stars (1 row)\n" in check_data(str(path))
     path.write_bytes(lines([{"prompt": "a", "responses": ["b", "c"], "ranks": [1, 2], "margin": 1, "source": "s"}]))
-    assert "columns not used:      source\n" in check_data(str(path))
+    assert "unused columns:        source\n" in check_data(str(path))
     path.write_bytes(lines([{"messages": [user("a"), assistant("b")], "id": "1", "category": "c", "tools": []}]))
-    assert "columns not used" not in check_data(str(path))
+    assert "unused columns" not in check_data(str(path))
     path.write_bytes(lines([{"prompt": "\n\nHuman: a\n\nAssistant:", "answer": "b"}]))
-    assert "columns not used:      answer\n" in check_data(str(path))
+    assert "unused columns:        answer\n" in check_data(str(path))

@@ -96,7 +96,7 @@ RANKING_ERRORS = [
     ({"ranks": [1, 1.5, 3]}, "field 'ranks[1]': is 1.5; use a whole number of 1 or more"),
     ({"ranks": [True, 2, 3]}, "field 'ranks[0]': is True; use a whole number of 1 or more"),
     ({"responses": ["a", "a", "c"]},
-     "field 'ranks': gives the same response 'a' the ranks 1 and 2; give both the same rank, or remove one"),
+     "field 'ranks': has ranks 1 and 2 for the same response 'a'"),
     ({"margin": 1.0}, "field 'margin':"),
     ({"ratings": [1, 2]}, "field 'ratings': has 2 entries for 3 responses"),
     ({"ratings": [1, 2, 8]}, "field 'ratings[2]': is 8; use a whole number from 1 to 7"),

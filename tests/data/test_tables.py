@@ -85,7 +85,7 @@ def test_a_renamed_column_takes_the_place_of_the_field(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines([{"prompt": "old", "question": "Hi", "score": 3}]))
     assert read_records(f"{path}[prompt=question, id=question]", Prompt) == [Prompt(prompt=HI, id="Hi")]
-    assert "columns not used:      score\n" in check_data(f"{path}[prompt=question]")
+    assert "unused columns:        score\n" in check_data(f"{path}[prompt=question]")
 
 
 def test_a_file_has_no_split_and_no_subset_and_an_existing_path_no_options(tmp_path):

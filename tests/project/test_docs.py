@@ -106,7 +106,7 @@ def test_the_commands_of_the_spreadsheet_make_a_reward_model(tmp_path, monkeypat
     for line in (
         "kind:                  ranking",
         "tied pairs:            1 of 4 (25.0 %)",
-        "columns not used:      comment (1 row)",
+        "unused columns:        comment (1 row)",
     ):
         assert f"{line}\n" in shown
     assert shown.endswith("bad rows:              none\n")

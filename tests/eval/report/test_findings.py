@@ -174,7 +174,7 @@ def test_nothing_beyond_intervals_is_said_too(run: Path, tmp_path: Path) -> None
     runs = load_run(tmp_path / "run")
     assert "Truthfulness: a and b do not differ" in " ".join(summarize_run(runs).findings["note"])
     assert any("toxicity.json" in problem for problem in runs.problems)
-    assert any("eval/more/truthfulness.json: is left out" in problem for problem in runs.problems)
+    assert any("eval/more/truthfulness.json: not shown" in problem for problem in runs.problems)
 
 
 def write_run(folder: Path, stage: str, seconds: int, **settings: object) -> None:

@@ -129,7 +129,7 @@ def test_judged_responses_that_drop_leaves_out_are_counted(load_sharp, caplog):
     judged = [JudgedResponse(prompt, "x" * length, {"short": 1.0}) for length in (1, 90, 2)]
     assert len(encode_judgments(judged, TEXTS, loaded, Limits(64, 64, "drop"))) == 2
     assert len(HeadForm(loaded, [Head("short", "binary")]).encode(judged, Limits(64, 64, "drop"))) == 2
-    line = "overlong drop left out 1 of 3 judged responses (1 over max_response_tokens 64)"
+    line = "dropped 1 of 3 judged responses (1 over max_response_tokens 64)"
     assert caplog.messages == [f"rule judgments: {line}", f"attribute judgments: {line}"]
 
 
