@@ -53,7 +53,7 @@ def folder_rows(folder: Path, label: str, part: FolderPart, columns: Mapping[str
     """
     if _is_saved(folder):
         if part.subset is not None:
-            raise UserError(f"{label}: saved by `datasets`, which has no subsets; remove subset={part.subset}")
+            raise UserError(f"{label}: no subset '{part.subset}': a folder saved by `datasets` has none; remove subset")
         yield from renamed(_saved_rows(folder, label, part), columns)
         return
     configs = _readme_configs(folder, label)

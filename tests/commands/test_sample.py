@@ -166,9 +166,9 @@ def test_several_prompts_models_and_responses_get_headings(capsys, reward_folder
     ("words", "line"),
     [
         (["m"], "error: output is ''"),
-        (["m", "--prompts", "What is rain?", "--output", "o.jsonl"], "there is no such file"),
+        (["m", "--prompts", "What is rain?", "--output", "o.jsonl"], "does not exist"),
         (["m", "n", "--output", "o.jsonl"], "error: model is ['m', 'n'], but must be"),
-        (["m", "--model", "n", "--prompt", "x"], "error: model"),
+        (["m", "--model", "n", "--prompt", "x"], "error: model is set twice"),
         (["m", "--prompt", "x", "--prompts", "y"], "error: prompts is 'y', but must be"),
         (["--prompt", "x"], "error: model is []"),
         (["tiny-gpt2", "--prompt", ""], "prompts in memory: item 1: field 'prompt'"),

@@ -158,7 +158,7 @@ def test_the_files_that_a_readme_names(tmp_path, data_files, expected):
     write(tmp_path / "c.jsonl", [{"prompt": "c"}])
     write_readme(tmp_path, [{"config_name": "default", "data_files": data_files}])
     if expected == ["README"]:
-        assert "README.md:" in error_of(tmp_path)
+        assert "README.md: unknown file type" in error_of(tmp_path)
     else:
         assert prompts(tmp_path) == expected
 
@@ -177,7 +177,7 @@ def test_configs_of_a_readme(tmp_path):
         write_readme(tmp_path, [{"config_name": "default", "data_files": missing}])
         assert f"its README refers to {missing}" in error_of(tmp_path)
     (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
-    assert "README.md: broken YAML" in error_of(tmp_path)
+    assert "README.md: invalid YAML" in error_of(tmp_path)
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
     assert prompts(f"{tmp_path}[subset=de]") == ["de"]
 
@@ -198,7 +198,7 @@ def test_a_hub_data_set_of_several_subsets_names_them(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     said = error_of("some/name")
     assert "['de', 'fr']" in said
-    assert said.endswith("name one: some/name[subset=NAME]")
+    assert said.endswith("some/name[subset=NAME]")
 
 
 WORDS = st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=4, max_size=12)

@@ -84,7 +84,7 @@ def test_a_refused_root_gives_nothing(kind, fields):
     ("root", "message"),
     [
         (node("q", node("a", rank=-1), node("b")), "field 'rank': is -1; use a whole number, 0 for the best, or null"),
-        (node("q", node(" ")), "field 'text': is empty; write the text, or remove the row"),
+        (node("q", node(" ")), "field 'text': is empty; add the text or remove the row"),
         (node("q", role="bot"), "field 'role': is 'bot'; use prompter or assistant"),
         (node("q", node("q2")), "field 'replies': has .* where a message of the assistant belongs; correct the tree"),
     ],

@@ -90,5 +90,5 @@ def test_the_command_lists_the_rows(tmp_path, capsys):
     (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": NINETEEN}) + "\n" + json.dumps({"prompt": "Hi"}) + "\n")
     data_command(["check", str(tmp_path / "a.jsonl"), "--against", str(tmp_path / "b.jsonl")])
     shown = capsys.readouterr().out.splitlines()
-    assert shown[2] == "shared:        1 of 1 rows (100.0 %) share 13 words in a row"
+    assert shown[2].startswith("shared:        1 of 1 rows (100.0 %) share 13 ")
     assert shown[3].startswith(f"  {tmp_path}/b.jsonl:1 with {tmp_path}/a.jsonl:1: ")

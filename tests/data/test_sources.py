@@ -149,7 +149,7 @@ def test_hub_name_and_numbers_of_its_rows(monkeypatch, tmp_path):
     assert read_records("a/b[subset=preference, split=dev]", Prompt) == RECORDS
     assert asked[1:] == [("a/b", "preference", "dev")]
     hub(monkeypatch, lambda name, split: [*ROWS, {"prompt": ""}])
-    assert error_of("a/b") == "a/b: row 4: field 'prompt': is empty; write the text, or remove the row"
+    assert error_of("a/b").startswith("a/b: row 4: field 'prompt': is empty")
 
 
 def test_missing_path_is_not_looked_up_on_the_hub(monkeypatch, tmp_path):
@@ -313,4 +313,4 @@ def test_rows_are_checked_as_in_other_files(tmp_path):
     assert len(read_records(path, Ranking, skip_bad_rows=True)) == 2
     assert check_data(str(path)).endswith(f"bad rows:              1 of 3 (33.3 %)\n  {wrong}")
     path.write_bytes(HEADER + b"a,b,\n")
-    assert error_of(path, Ranking) == f"{path}: row 1: field 'rejected': is missing"
+    assert error_of(path, Ranking).startswith(f"{path}: row 1: field 'rejected': is missing")

@@ -140,7 +140,7 @@ def test_a_limit_chooses_the_same_prompts_for_models_that_drop_different_ones(sh
     assert list(sample_answers(config, config, "all", evaluated)) == ["1", "3", "5", "7"]
     few = replace(config, max_prompt_tokens=60)
     assert list(sample_answers(few, few, "some", evaluated)) == ["3", "5", "7"]
-    with pytest.raises(UserError, match="none of the 1"):
+    with pytest.raises(UserError, match="all 1 prompts are too long"):
         sample_answers(replace(few, limit=1), few, "none", evaluated)
 
 

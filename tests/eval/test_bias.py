@@ -50,7 +50,7 @@ def test_figures_and_the_change_between_models_by_hand():
     assert occupation_rows({"plain": odds})[-1] == {"occupation": OCCUPATIONS[0], "plain": 0.5}
     before, after = [-1.0, None, -1.0, 2.0], [0.5, 1.0, None, 3.0]
     mean, change = mean_and_change("a", "change", after, "lists", before, "lists, against sft")
-    assert (mean.value, mean.n, mean.note) == (1.5, 3, "of 4 completions, those")
+    assert (mean.value, mean.n, mean.note) == (1.5, 3, "of 4 completions, those with an opinion word")
     assert (change.name, change.value, change.n, change.scorer) == ("change", 1.25, 2, "lists, against sft")
     equal = mean_and_change("a", "change", before, "lists", before, "")[1]
     assert (equal.value, equal.low) == (0.0, None)  # paired: none varies, so nothing shows how much they might

@@ -116,8 +116,8 @@ def test_a_missing_lm_eval_is_one_line(tmp_path):
     ("more", "complaint"),
     [
         ({"tasks": []}, "tasks is"),
-        ({"models": ["a"]}, "the model"),
-        ({"task_folder": "nowhere"}, "a"),
+        ({"models": ["a"]}, "models is"),
+        ({"task_folder": "nowhere"}, "task_folder is"),
     ],
 )
 def test_a_mistake_is_one_line(more, complaint):

@@ -126,7 +126,7 @@ def test_what_cannot_be_used_or_kept_is_one_line(fill):
     with pytest.raises(UserError, match="not a finite number"):
         fill({"x": 1.0, "y": float("nan")})
     assert stored_rows(fill.path) == {"x": {"item": "x", "value": 2.0}}
-    with pytest.raises(UserError, match=r"t-a.jsonl"):
+    with pytest.raises(UserError, match=r"t-a.jsonl contains results with top_p 0.9, not 1.0"):
         fill({"x": 1}, settings={"seed": 1, "top_p": 1.0})
     fill.path.write_text('{"settings": {}}\nx\n{"item": "a"}\n')
     with pytest.raises(UserError, match=r"t-a.jsonl:2: not JSON"):

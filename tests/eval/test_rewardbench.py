@@ -40,7 +40,7 @@ def test_ties_by_hand():
     assert ties_score([("ref:1", 1, [1.0, 0.0])]) == pytest.approx(0.3)
     # Good answers of equal reward: the margin is without bound, tanh makes 1 of it.
     assert ties_score([("ref:1", 1, [1.0, 0.0]), ("tied:1", 2, [1.0, 1.0, 0.0])]) == pytest.approx(1.01)
-    with pytest.raises(UserError, match="the row 'x' of"):
+    with pytest.raises(UserError, match="subset Ties: invalid id 'x'"):
         ties_score([("x", 1, [1.0, 0.0])])
 
 

@@ -52,7 +52,7 @@ def test_violations_by_rule_and_overall(run):
     assert values(found.measurements) == pytest.approx({f"{name} violation rate": rate for name, rate in expected.items()})
     assert {measurement.n for measurement in found.measurements} == {3}
     assert found.model == "judgments"
-    assert found.measurements[0].note == "1 of 4"
+    assert found.measurements[0].note == "excludes 1 of 4 unsure; including them, 0.500 to 0.750"
     assert (found.measurements[0].scorer, found.measurements[0].better) == ("people, majority of labelers", "lower")
     counts = {"question": "no-insults", "n": 4, "violates": 1, "unsure": 1, "follows": 2}
     assert found.tables["Verdicts by question"][0] == {**counts, "labelers agree": 0.5}

@@ -118,7 +118,7 @@ def test_the_commands_of_the_spreadsheet_make_a_reward_model(tmp_path, monkeypat
     assert rankings[3].responses == ("House.", "NA")
 
     main([*("tiny-gpt2" if word == "smollm2-135m" else word for word in train), "--report_to", "none"])
-    assert "answers.jsonl: skipped 1 ranking with all responses tied" in caplog.messages
+    assert any(line.startswith("answers.jsonl: skipped 1 ranking with all responses tied") for line in caplog.messages)
     folder = tmp_path / "runs" / "answers" / "reward"
     assert (folder / "model").is_dir()
     metrics = read_rows(folder / "metrics.jsonl")

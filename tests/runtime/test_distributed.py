@@ -38,7 +38,7 @@ def test_emulated_bfloat16_is_not_taken(gpu, major, dtype):
 
 def test_fsdp_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UserError, match="FSDP"):
+    with pytest.raises(UserError, match="FSDP is not supported"):
         Run(SFTConfig(model="tiny-gpt2", train_data="none", output_dir=str(tmp_path)), "sft")
 
 

@@ -100,7 +100,7 @@ def test_mistakes_are_named(load_sharp, config, tmp_path):
         config(objective="prefix", prompt_loss_weight=0.5)
     with pytest.raises(UserError, match=r"task_prefixes is .*empty with objective lm"):
         config(objective="lm", task_prefixes=["a: "])
-    with pytest.raises(UserError, match="task_prefixes:"):
+    with pytest.raises(UserError, match="task_prefixes must be empty"):
         RawText("lm", loaded, 40, 0).read(Prefixed(TEXTS, "a: "))
     with pytest.raises(UserError, match="no text has two tokens"):
         RawText("prefix", loaded, 40, 0).read([{"text": "a"}])
@@ -114,8 +114,8 @@ def test_mistakes_are_named(load_sharp, config, tmp_path):
             RawText("span_corruption", loaded, 40, 0)
         with pytest.raises(UserError, match="objective infilling: the tokenizer has neither a mask token"):
             RawText("infilling", loaded, 40, 0)
-    assert "text_tokens 40 (objective demonstrations)" in config().without_effect_warning()
-    assert "overlong drop (objective lm)" in config(objective="lm", overlong="drop").without_effect_warning()
+    assert "text_tokens=40" in config().without_effect_warning()
+    assert "overlong=drop" in config(objective="lm", overlong="drop").without_effect_warning()
 
 
 def test_the_plan_counts_the_work_on_raw_text(config):

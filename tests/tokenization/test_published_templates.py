@@ -310,7 +310,7 @@ def test_a_template_that_leaves_out_users_assistants_or_earlier_turns_is_refused
             Tokenization(published(template))
     found = Tokenization(published("{{ messages[-1].content }}"))
     assert shown(found, found.prompt_ids((USER,))) == USER["content"]
-    with pytest.raises(ConversationError, match="leaves out"):
+    with pytest.raises(ConversationError, match="leaves out the user turn of a conversation of user, assistant, user"):
         found.prompt_ids((USER, *MORE))
 
 

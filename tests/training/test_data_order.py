@@ -108,5 +108,5 @@ def test_names_in_one_setting_and_sources_in_memory_are_the_same_mixture(tmp_pat
     assert encode_mixture(str(odd), read) == ([str(odd)], [1], [1.0])
     assert encode_mixture("key=value", read)[0] == ["key=value"]
     for weight in ("0", "-1", "nan", "inf"):
-        with pytest.raises(UserError, match=f"b={weight}: the weight of"):
+        with pytest.raises(UserError, match=f"b={weight}: source weights"):
             encode_mixture(f"a, b={weight}", read)

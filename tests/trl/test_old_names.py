@@ -202,4 +202,4 @@ def test_prompts_with_two_start_tokens_are_named(make_trainer, tokenizer, caplog
     tokenizer.backend_tokenizer.post_processor = start
     texts = [tokenizer.bos_token + "Name a color.", "Name a color.", "Name a color."]
     make_trainer(train_dataset=Dataset.from_list([tokenizer(text).data for text in texts]), eval_dataset=None)
-    assert "1 of 3 prompts" in caplog.text
+    assert "1 of 3 prompts begin with a duplicate start token" in caplog.text

@@ -93,7 +93,7 @@ def test_the_two_models_used_last_stay_in_memory(monkeypatch):
 
 
 def test_a_conversation_that_is_too_long_is_refused_with_a_message(sharp_folders):
-    with pytest.raises(UserError, match="longer"):
+    with pytest.raises(UserError, match="longer than the model can read"):
         next(pieces_of_reply(Speaker(sharp_folders["tiny-gpt2"]), [{"role": "user", "content": "x" * 20_000}], 8))
 
 
