@@ -1,4 +1,4 @@
-"""What goes beyond the InstructGPT recipe: rule and attribute models, distillation, rounds of labeling, planning.
+"""Features beyond the InstructGPT recipe: rule and attribute models, distillation, labeling rounds, planning.
 
 Extras import the core; the core never imports them.
 """

@@ -1,4 +1,4 @@
-"""The published reward model ArmoRM: a Llama with a layer of attributes, and a gate that weighs them by the prompt.
+"""The published reward model ArmoRM: a Llama with an attribute head and a prompt-dependent gating network.
 
 Source: Wang et al. 2024, arXiv 2406.12845, and `modeling_custom.py` of RLHFlow/ArmoRM-Llama3-8B-v0.1. This file replaces
 that class, because no code from a model's folder is executed.
@@ -19,7 +19,7 @@ from align.tokenization import Tokenization
 
 
 class GatingNetwork(nn.Module):
-    """Compute the weights of attributes from a prompt's state; names and sizes are those of the published code."""
+    """Computes attribute weights from the prompt's hidden state. Names and sizes match the published code."""
 
     def __init__(self, config: PreTrainedConfig, attributes: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class GatingNetwork(nn.Module):
 
 
 class GatedLlama(LlamaPreTrainedModel):
-    """The published model; `rewards` is its head."""
+    """The published model. `rewards` is its head."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -50,7 +50,7 @@ class GatedLlama(LlamaPreTrainedModel):
 
     @classmethod
     def from_config(cls, config: PreTrainedConfig, **settings: Any) -> "GatedLlama":
-        """A model without trained weights, as transformers' auto classes make one."""
+        """Create a model without trained weights, as transformers' auto classes do."""
         model: GatedLlama = cls._from_config(config, **settings)  # type: ignore[no-untyped-call]
         return model
 
@@ -65,14 +65,14 @@ class GatedLlama(LlamaPreTrainedModel):
         return GatedRewardModel(backbone, opening)
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
-        """Rewards [B] in float32 from the states [B, H] of the last tokens of the last message and of the response."""
+        """Rewards [B] in float32 from the hidden states [B, H] at the end of the prompt and of the response."""
         attributes: Tensor = self.regression_layer(response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
         return (weights * attributes).sum(-1)
 
 
 class GatedRewardModel(nn.Module):
-    """A backbone whose attributes, read at the end of a response, are weighed by the prompt.
+    """A backbone whose attributes at the end of a response are weighted by the prompt.
 
     The gate reads the state of the token before `opening`, by which the template opens an answer.
     """
@@ -82,7 +82,7 @@ class GatedRewardModel(nn.Module):
         self.backbone, self.opening = backbone, opening
 
     def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
+        """Rewards [B] of B responses to P prompts. `prompt_of_response` [B] maps responses to prompts."""
         prompts = prompt.tolists()
         ends = [last_place(ids, self.opening) for ids in prompts]
         owner = range(len(prompts)) if prompt_of_response is None else prompt_of_response.tolist()
@@ -96,7 +96,7 @@ class GatedRewardModel(nn.Module):
 
 
 def last_place(ids: list[int], part: list[int]) -> int:
-    """Where `part` begins in `ids` for the last time, without its last token, which may join the following text.
+    """Return the last index of `part` in `ids`, ignoring its last token, which may merge with the following text.
 
     Raises:
         UserError: if it is not there, or nothing stands before it.

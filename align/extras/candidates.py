@@ -1,4 +1,4 @@
-"""Attributes and rules in the choice of `align sample` among several responses to a prompt."""
+"""Selection among responses in `align sample` by attributes and rules."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class RuleChoiceSettings(RuleModelSettings):
 
 
 class RuleCandidates(CandidateScorer):
-    """Judges candidates by a rule model, and keeps one of them."""
+    """Judges candidates with a rule model and selects one."""
 
     def __init__(self, settings: RuleChoiceSettings, dtype: str, budget: int) -> None:
         super().__init__(settings, dtype, budget)
@@ -91,14 +91,14 @@ class RuleCandidates(CandidateScorer):
 
 
 def geometric_mean(probabilities: Sequence[float]) -> float:
-    """(p1 x ... x pK)^(1/K): 0 if any is 0, and 1 if there are none."""
+    """(p1 x ... x pK)^(1/K): 0 if any is 0, 1 if there are none."""
     if min(probabilities, default=1.0) <= 0.0:
         return 0.0
     return math.exp(sum(map(math.log, probabilities)) / max(1, len(probabilities)))
 
 
 def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], use: RuleUse, threshold: float) -> int:
-    """The index of the best response; of several equally good ones, the first.
+    """Return the index of the best response, the first if tied.
 
     Args:
         rewards: [N] of the preference; all equal without one.

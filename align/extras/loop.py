@@ -1,4 +1,4 @@
-"""`align loop`: rounds of sampling answers, having them ranked, and training reward models and a policy on the rankings.
+"""`align loop`: rounds of sampling, ranking, reward modeling and PPO.
 
 Each step writes its files atomically, or is a run that resumes from its checkpoints; `loop.json` lists the finished steps.
 """
@@ -41,7 +41,7 @@ from align.training.run_folder import read_metrics
 
 
 def run_loop(config: LoopConfig) -> Path:
-    """Run or resume a loop until its rounds are done or labels are missing; returns its folder."""
+    """Run or resume a loop until all rounds are finished or labels are missing. Return its folder."""
     loop, rounds = Loop(config), range(1, config.rounds + 1)
     for number in rounds:
         while missing := loop.run_round(number):
@@ -66,7 +66,7 @@ class Loop:
         self.ppo = parse(PPOConfig, ["--config", config.ppo_config])
 
     def run_round(self, number: int) -> str:
-        """Run the remaining steps of a round, counted from 1; returns which labels are missing, or ""."""
+        """Run the remaining steps of a round, counted from 1. Return a description of missing labels, or ""."""
         folder, name = self.folder / f"round-{number}", f"round-{number}"
         run_once = self.state.run_once
         run_once(f"{name}/samples", lambda: self._sample(number, folder))
@@ -123,7 +123,7 @@ class Loop:
         return read_json_lines(target)
 
     def _split(self, number: int, folder: Path) -> dict[str, Any]:
-        """Hold out some prompts with all their rankings; drop rankings that tie all answers."""
+        """Hold out some prompts with all their rankings. Drop fully tied rankings."""
         read = read_records(folder / "rankings.jsonl", Ranking)
         rows = [(row.id or str(row.prompt), row) for row in read if not row.all_tied]
         if not rows:
@@ -185,7 +185,7 @@ class Loop:
         return read_json_lines(self.folder / f"round-{number}" / name)
 
     def _reward_folder(self, number: int, member: int) -> Path:
-        """The folder of a reward model; the first one is where the report looks for it."""
+        """Return the folder of a reward model. The first one is where the report expects it."""
         return self.folder / f"round-{number}" / (f"reward-{member}" if member else "reward") / "model"
 
     def _policy(self, number: int) -> Path:
@@ -193,7 +193,7 @@ class Loop:
 
 
 def labeler_measurements(score: AnswerScorer, comparison: PolicyComparison) -> dict[str, Any]:
-    """A simulated labeler's scores of the policy: the gain, and how often it prefers the policy's answer."""
+    """Score the policy with a simulated labeler: reward gain and win rate."""
     prompts = [list(prompt.prompt) for prompt in comparison.prompts for _ in range(comparison.samples)]
     before, after = (numpy.array(score(prompts, part.texts)) for part in (comparison.before, comparison.after))
     wins = (after > before) + 0.5 * (after == before)
@@ -206,7 +206,7 @@ def labeler_measurements(score: AnswerScorer, comparison: PolicyComparison) -> d
 
 
 def summary(steps: dict[str, dict[str, Any]], number: int) -> str:
-    """Return the line of a finished round."""
+    """Return the summary line of a finished round."""
     name = f"round-{number}"
     results = {"rankings": steps[f"{name}/rankings"]["rankings"]}
     results |= {"held-out accuracy": steps[f"{name}/reward-0"].get("validation/accuracy", "-")}

@@ -1,4 +1,4 @@
-"""Parts of the rounds of `align loop`: settings, finished steps, rows of answers, labelers, choice of prompts."""
+"""Components of `align loop`: settings, state, merged answers, labelers, choice of prompts."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ from align.tokenization.encoded import SampledResponse
 
 BATCH_TOKENS = 8192
 CHANGEABLE_SETTINGS = ("rounds", "poll_seconds")
-"""Settings that may differ when a loop is resumed."""
+"""Settings that may change when a loop is resumed."""
 Row = dict[str, Any]
 
 
@@ -88,7 +88,7 @@ class LoopConfig(Settings):
 
 
 class LoopState:
-    """The file `loop.json` in the loop's folder: the settings, and the finished steps with their results."""
+    """The file `loop.json`: settings, and finished steps with their results."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
@@ -108,7 +108,7 @@ class LoopState:
             raise UserError(f"{self.path}: {began}; {advice}")
 
     def run_once(self, name: str, step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run a step, which must be safe to run again after a kill, unless it is finished; returns its results."""
+        """Run a step unless it is finished, and return its result. Steps must be safe to rerun after a kill."""
         if name not in self.steps:
             started = time.monotonic()
             results = step()
@@ -127,7 +127,7 @@ class FileLabeler:
 
 
 class AnswerScorer:
-    """Scores responses by a reward function (module:function), or by a reward model of any tokenizer, given by its name."""
+    """Scores responses with a reward function (module:function) or a reward model."""
 
     def __init__(self, name: str) -> None:
         self.reward = load_reward_model(name) if is_reward_model(name) else None
@@ -136,7 +136,7 @@ class AnswerScorer:
         self.functions = [] if self.reward else load_functions([name])
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
-        """Return a number for each response, higher is better; prompts are text or turns."""
+        """Score each response, higher is better. Prompts are strings or turns."""
         conversations = [Prompt.from_row({"prompt": each}).prompt for each in prompts]
         if self.reward is None:
             return call_reward_function(self.functions[0], conversations, responses)
@@ -146,7 +146,7 @@ class AnswerScorer:
 
 
 class SimulatedLabeler:
-    """Ranks by scores; equal scores tie."""
+    """Ranks by score. Equal scores are ties."""
 
     def __init__(self, score: AnswerScorer) -> None:
         self.score = score
@@ -162,7 +162,7 @@ class SimulatedLabeler:
 
 
 class AppLabeler:
-    """Imports each round into the labeling app as a batch, and exports the rankings when every item has been judged.
+    """Imports each round into the labeling app as a batch, and exports the rankings when it is complete.
 
     If a lead closes the batch earlier, the judgments made so far are exported. The app's database is on this machine or on
     a PostgreSQL server.
@@ -177,7 +177,7 @@ class AppLabeler:
         self.database.upgrade()
 
     def collect(self, name: str, samples: Path, target: Path) -> str:
-        """Write the rankings of a round's answers to `target` if all are there; return a line about missing ones, or "".
+        """Write the rankings of a round to `target` if complete. Return a description of missing ones, or "".
 
         It may be called again after a kill, at any point.
         """
@@ -196,27 +196,27 @@ class AppLabeler:
         return ""
 
     def progress(self, batch: str) -> Mapping[str, Any] | None:
-        """Return the progress of a batch; None if there is none of this name."""
+        """Return the progress of a batch, or None if it does not exist."""
         from annotation_ui.reports.overview import progress
 
         with self.database.read() as session:
             return next((row for row in progress(session) if row["batch"] == batch), None)
 
     def import_file(self, batch: str, samples: Path) -> None:
-        """Make a batch to rank."""
+        """Create a ranking batch."""
         from annotation_ui.store.importing import NewBatch, import_file
 
         import_file(self.database, NewBatch(batch, "rank", labelers_per_item=self.labelers_per_item), samples)
 
     def export_rankings(self, batch: str, target: Path) -> None:
-        """Write the rankings of a batch."""
+        """Export the rankings of a batch."""
         from annotation_ui.reports.export import Selection, export
 
         export(self.database, Selection("rankings", aggregated=True, batches=(batch,)), target)
 
 
 class ServerLabeler(AppLabeler):
-    """The same on a server of the app; the token in ALIGN_ANNOTATION_TOKEN has the scopes import, read and export."""
+    """Like `AppLabeler`, on a remote server. ALIGN_ANNOTATION_TOKEN needs the scopes import, read and export."""
 
     def __init__(self, url: str, labelers_per_item: int) -> None:
         from annotation_ui.client import Client
@@ -234,7 +234,7 @@ class ServerLabeler(AppLabeler):
 
 
 def batch_name(name: str, samples: Path) -> str:
-    """Return the name of a round's batch: the round's name and a digest of its samples.
+    """Return the batch name of a round: the round's name and a digest of its samples.
 
     Two loops may use one server. The digest keeps one from taking the rankings of the other's answers.
     """
@@ -250,7 +250,7 @@ def make_labeler(name: str, database: str, labelers_per_item: int) -> FileLabele
 
 
 def choose_prompts(source: str, used: set[str], count: int, random: numpy.random.Generator) -> list[Row]:
-    """Draw `count` prompts whose ids are not in `used`, in random order; all that are left, if they are fewer.
+    """Draw `count` random prompts whose ids are not in `used`, or all remaining ones if fewer.
 
     Raises:
         UserError: if two prompts have the same id, or no prompt is left.
@@ -269,7 +269,7 @@ def choose_prompts(source: str, used: set[str], count: int, random: numpy.random
 
 
 def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
-    """Merge the answers of several models to the same prompts into one row for each prompt; `prefix` is added to its id.
+    """Merge several models' answers to the same prompts into one row per prompt. `prefix` is prepended to the ids.
 
     Blank and duplicate answers are dropped, and then prompts with fewer than two answers.
     """

@@ -1,4 +1,4 @@
-"""The command `align plan`: model size for a compute budget, and hours and memory of each stage, before training starts.
+"""`align plan`: compute-optimal model size, and time and memory of each stage.
 
 FLOPs of each phase of a stage come from its settings and data, by the formulas of its runs.
 """
@@ -49,11 +49,11 @@ from align.training.data_order import DataOrder
 from align.training.memory import GIB, Sharding, resident_memory, weights_bytes
 
 USABLE = 0.8
-"""Share of a device's memory that a plan fills. The rest is for activations, its context, communication and fragments."""
+"""Fraction of device memory to plan for. The rest is for activations, context, communication and fragmentation."""
 
 
 class Device(NamedTuple):
-    """A GPU by its datasheet: dense bfloat16 FLOP/s, bytes of memory, bytes/s of memory."""
+    """A GPU's datasheet: dense bfloat16 FLOP/s, memory in bytes, memory bandwidth in bytes/s."""
 
     peak: float
     memory: float
@@ -69,7 +69,7 @@ DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
     "L40S": Device(PEAKS["L40S"], 48e9, 0.864e12),
     "L4": Device(PEAKS["L4"], 24e9, 0.3e12),
 }
-"""From NVIDIA's datasheets; the SXM version if there are two."""
+"""From NVIDIA's datasheets (SXM version if there are two)."""
 
 
 @dataclass(kw_only=True)
@@ -106,7 +106,7 @@ class PlanConfig(Settings):
 
 
 def device_name(gpu: str) -> str:
-    """Return the name of a device: for `auto` that of this machine.
+    """Return the device name, detecting this machine's for `auto`.
 
     Raises:
         UserError: for a GPU that is not in the list.
@@ -123,7 +123,7 @@ def device_name(gpu: str) -> str:
 
 
 class StageWork(NamedTuple):
-    """A stage that is planned.
+    """Work of a planned stage.
 
     Attributes:
         flops: of each phase, over the whole run and all devices.
@@ -140,7 +140,7 @@ class StageWork(NamedTuple):
     decoded: float = 0.0
 
     def hours(self, gpu: str, gpus: int, mfu: float) -> dict[str, float]:
-        """The hours of each phase. Where batches are small, memory bandwidth limits sampling."""
+        """Hours of each phase. With small batches, sampling is limited by memory bandwidth."""
         device = find_device(gpu, compute_dtype(self.config.dtype))
         least = {"sampling": self.decoded / device.bandwidth}
         seconds = {phase: flops / (gpus * device.peak * mfu) for phase, flops in self.flops.items()}
@@ -148,7 +148,7 @@ class StageWork(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A way to place a stage on devices, by a file in configs/accelerate/, and the bytes that it needs on each."""
+    """A placement of a stage on devices: the file in configs/accelerate/, and the bytes per device."""
 
     name: str
     launcher: str
@@ -174,7 +174,7 @@ def run_plan(config: PlanConfig) -> None:
 
 
 def budget_table(flops: float, laws: Mapping[str, ScalingLaw], inference_tokens: float) -> str:
-    """Model size, tokens and loss for a compute budget by each law, and by Chinchilla's table; then those for inference."""
+    """Format model size, tokens and loss for a compute budget by each scaling law, then with inference."""
     size, tokens = allocate(flops)
     first = f"{flops:.3g} FLOPs by Chinchilla's table 3: N = {count(size)} parameters on D = {count(tokens)} tokens"
     rows, cheapest = [], []
@@ -195,7 +195,7 @@ def budget_table(flops: float, laws: Mapping[str, ScalingLaw], inference_tokens:
 
 
 def describe_fit(runs: Sequence[TrainingRun], law: ScalingLaw, flops: float) -> str:
-    """The numbers of a fit to a user's runs, its largest error, and how far it is from a budget."""
+    """Describe a fit to the user's runs: coefficients, largest error, and extrapolation to the budget."""
     error = max(abs(law.loss(run.parameters, run.tokens) / run.loss - 1) for run in runs)
     numbers = ", ".join(f"{name} = {value:.4g}" for name, value in law._asdict().items())
     text = f"fit of {len(runs)} runs: {numbers}; maximum relative error of the loss {error:.2%}"
@@ -204,7 +204,7 @@ def describe_fit(runs: Sequence[TrainingRun], law: ScalingLaw, flops: float) -> 
 
 
 def plan_stages(config: PlanConfig) -> list[StageWork]:
-    """Plan each stage that the settings name."""
+    """Plan every stage in the settings."""
     kinds: list[tuple[str, type[Any], Callable[[Any], StageWork]]] = [
         (config.sft, SFTConfig, sft_work),
         (config.reward, RewardConfig, reward_work),
@@ -221,7 +221,7 @@ def plan_stages(config: PlanConfig) -> list[StageWork]:
 
 
 def hours_table(stages: Sequence[StageWork], gpu: str, gpus: int, mfu: float) -> str:
-    """FLOPs and hours of each phase of each stage."""
+    """Format FLOPs and hours of each phase of each stage."""
     rows = []
     for stage in stages:
         hours = stage.hours(gpu, gpus, mfu)
@@ -234,7 +234,7 @@ def hours_table(stages: Sequence[StageWork], gpu: str, gpus: int, mfu: float) ->
 
 
 def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:
-    """GiB on a device for each way to place each stage, and the launcher's file of the first way that fits."""
+    """Format GiB per device for each placement of each stage, and the first launcher file that fits."""
     lines, rows = [], []
     for stage in stages:
         ways = layouts(stage, gpu, gpus)
@@ -250,7 +250,7 @@ def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:
 
 
 def count(number: float) -> str:
-    """Return 1.5e9 as 1.5 B."""
+    """Format a large number: 1.5e9 is 1.5 B."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
         if number >= size:
             return f"{number / size:.4g}{name}"
@@ -268,14 +268,14 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def find_device(name: str, dtype: torch.dtype) -> Device:
-    """Return a device of `DEVICES`, or for `cpu` this machine's processor: its peak is measured, no bandwidth bounds it."""
+    """Return a device of `DEVICES`. For `cpu`, measure the peak of this machine, without a bandwidth limit."""
     if name != "cpu":
         return DEVICES[name]
     return Device(peak_flops(torch.device("cpu"), dtype), float(psutil.virtual_memory().total), float("inf"))
 
 
 def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
-    """List the ways to place a stage on devices, with the launcher's file, the simplest first."""
+    """List the placements of a stage on devices, simplest first, with the launcher file."""
     if gpu == "cpu":
         return [("one copy each", "one-process.yaml" if devices == 1 else "cpu2.yaml", Sharding())]
     if devices == 1:
@@ -288,7 +288,7 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
 
 
 def layouts(work: StageWork, gpu: str, devices: int) -> list[Layout]:
-    """Compute the bytes that each way to place a stage needs on each device."""
+    """Compute the bytes per device of each placement of a stage."""
     return [
         Layout(name, launcher, resident_memory(work.config.optimizer, work.trained, work.weights, sharding).total)
         for name, launcher, sharding in placements(gpu, devices)
@@ -299,7 +299,7 @@ def layouts(work: StageWork, gpu: str, devices: int) -> list[Layout]:
 
 
 def sft_work(config: SFTConfig) -> StageWork:
-    """Count learning from demonstrations or raw text.
+    """Compute the work of training on demonstrations or raw text.
 
     Raises:
         UserError: for a mistake in the settings, the model or the data.
@@ -318,7 +318,7 @@ def sft_work(config: SFTConfig) -> StageWork:
 
 
 def reward_work(config: RewardConfig) -> StageWork:
-    """Count learning from rankings. Raises: as `sft_work`."""
+    """Compute the work of training on rankings. Raises as `sft_work`."""
     loaded = load_on_meta(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     if not config.lm_loss_weight:
@@ -347,7 +347,7 @@ def _learning(
 
 
 def ppo_work(config: PPOConfig, devices: int) -> StageWork:
-    """Count sampling, scoring and learning, with prompts of the mean length and every response as long as it may be.
+    """Compute the work of sampling, scoring and training, with average prompts and responses of maximum length.
 
     A separate critic, and a reward model that does not exist yet, have the policy's shape. Raises: as `sft_work`.
     """

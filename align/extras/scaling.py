@@ -1,4 +1,4 @@
-"""Scaling laws for `align plan`: model size and tokens for a compute budget, from published fits or from a user's runs.
+"""Scaling laws for `align plan`: compute-optimal model size and tokens, from published fits or the user's runs.
 
 Hoffmann et al. 2022, "Training compute-optimal large language models" (Chinchilla), arXiv 2203.15556. N is parameters, D
 training tokens, C = 6 N D training FLOPs.
@@ -16,7 +16,7 @@ from align.data.fields import field_error, required_field
 from align.data.readers import parse_rows
 
 FLOPS_PER_WEIGHT = 6
-"""FLOPs of training for each weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
+"""Training FLOPs per weight and token: 2 forward, 4 backward (Kaplan et al. 2020, section 2.1)."""
 INFERENCE_FLOPS_PER_WEIGHT = 2
 CHINCHILLA_TABLE = (
     (1.92e19, 400e6),
@@ -33,13 +33,13 @@ CHINCHILLA_TABLE = (
 MIN_SIZES, MIN_RUNS = 3, 6
 """Fewest different sizes, and numbers of tokens, and fewest runs for a fit of five numbers."""
 HUBER_DELTA = 1e-3
-"""Of Huber's loss of log losses: Chinchilla's appendix D.3."""
+"""Delta of the Huber loss of log losses (Chinchilla, appendix D.3)."""
 EXPONENTS = np.linspace(0.1, 1.5, 15)
-"""Starting points of the fit, for both exponents."""
+"""Initial values of both exponents in the fit."""
 
 
 class ScalingLaw(NamedTuple):
-    """Chinchilla's form L(N, D) = E + A / N^alpha + B / D^beta; the loss is in nats per token."""
+    """Chinchilla's L(N, D) = E + A / N^alpha + B / D^beta, with the loss in nats per token."""
 
     E: float
     A: float
@@ -48,7 +48,7 @@ class ScalingLaw(NamedTuple):
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """The loss of a model of this size after so many tokens."""
+        """Loss of a model of this size after this many tokens."""
         return float(self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta)
 
     def allocate(self, flops: float) -> tuple[float, float]:
@@ -58,12 +58,12 @@ class ScalingLaw(NamedTuple):
         return parameters, flops / (FLOPS_PER_WEIGHT * parameters)
 
     def tokens_for(self, loss: float, parameters: float) -> float:
-        """The tokens after which a model of this size has this loss; infinite if it never has."""
+        """Tokens after which a model of this size reaches a loss; infinity if never."""
         rest = loss - self.E - self.A * parameters**-self.alpha
         return float((self.B / rest) ** (1 / self.beta)) if rest > 0 else math.inf
 
     def allocate_with_inference(self, flops: float, inference_tokens: float) -> tuple[float, float]:
-        """Return the parameters and tokens that reach the loss of `allocate(flops)` with the fewest FLOPs in all.
+        """Return the parameters and tokens that reach the loss of `allocate(flops)` with the fewest total FLOPs.
 
         The sum is 6 N D for training and 2 N for each token of inference. A smaller model that is trained longer is cheaper
         to use: the argument of LLaMA (Touvron et al. 2023, section 1), as a formula in Sardana et al. 2023 (equation 3,
@@ -89,7 +89,7 @@ REPLICATED_FIT = ScalingLaw(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.
 
 
 def allocate(flops: float) -> tuple[float, float]:
-    """Return the parameters and tokens of Chinchilla's table 3 for a budget; sizes between rows are on power laws."""
+    """Return the parameters and tokens of Chinchilla's table 3 for a budget, interpolated by power laws."""
     budgets, sizes = np.log(CHINCHILLA_TABLE).T
     row = int(np.clip(np.searchsorted(budgets, math.log(flops)) - 1, 0, len(budgets) - 2))
     slope = (sizes[row + 1] - sizes[row]) / (budgets[row + 1] - budgets[row])
@@ -137,7 +137,7 @@ def _positive(row: Mapping[str, Any], name: str) -> float:
 
 
 def fit_scaling_law(runs: Sequence[TrainingRun]) -> ScalingLaw:
-    """Fit the five numbers to runs by Huber's loss of log losses, as Chinchilla's approach 3 does.
+    """Fit the five coefficients with the Huber loss of log losses, as in Chinchilla's approach 3.
 
     For each pair of starting exponents, E, A and B are those of least squares; L-BFGS improves the five best starts.
 

@@ -1,4 +1,4 @@
-"""The DeepSpeed settings of a run: the launcher's, with those that the run itself decides.
+"""DeepSpeed settings of a run: the launcher's, with the keys that the run sets.
 
 Each key of a launcher's file is applied, overridden with a line that names the setting to use instead, or refused.
 """
@@ -15,9 +15,9 @@ from accelerate.utils import DeepSpeedPlugin
 from align.core.errors import UserError, reason
 
 FILE_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
-"""The variable in which accelerate passes the path of a DeepSpeed JSON file."""
+"""Environment variable with the path of the DeepSpeed JSON file, set by accelerate."""
 AUTO = "auto"
-"""A value that transformers' Trainer would fill in. Here the run fills it in, or DeepSpeed's default applies."""
+"""Value filled in by transformers' Trainer. Here, it is filled in by the run or left to DeepSpeed's default."""
 
 INSTEAD = {
     "train_batch_size": "batch_size or rollout_batch_size",
@@ -33,14 +33,14 @@ INSTEAD = {
     "managed_gradient_accumulation": "",
     "steps_per_print": "",
 }
-"""Keys that the run decides, and the settings of the run that take their place; "": none does."""
+"""Keys set by the run, and the run settings to use instead ("" if none)."""
 APPLIED = frozenset(
     {"zero_optimization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type"}
     | {"prescale_gradients", "gradient_predivide_factor", "disable_allgather", "disable_python_gc", "aio"}
     | {"wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger", "log_level"}
     | {"tensorboard", "wandb", "csv_monitor", "comet", "timers", "nebula"}
 )
-"""Keys that change speed, memory and logs, and results by rounding alone."""
+"""Keys that change speed, memory, logging or rounding only."""
 REFUSED_IN_ZERO = frozenset(
     {"zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "zenflow"}
     | {"ignore_unused_parameters", "compute_grad_norm", "load_from_fp32_weights"}
@@ -50,7 +50,7 @@ SAVE_16BIT = "stage3_gather_16bit_weights_on_model_save"
 
 
 def run_settings(dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
-    """Return the DeepSpeed settings that a run decides.
+    """Return the DeepSpeed settings that the run sets.
 
     Batches are cut by tokens and losses are divided by global counts, so the engine must not divide by anything. Gradients
     add up in float32, as in `TrainEngine`: sums in bfloat16 are 6 % off after 192 micro-batches.
@@ -70,7 +70,7 @@ def run_settings(dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
 
 
 def read_settings(file: str) -> dict[str, Any]:
-    """Read a DeepSpeed JSON file. Raise a UserError if it is not one."""
+    """Read a DeepSpeed JSON file. Raise a UserError if it is invalid."""
     try:
         stored = json.loads(Path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -83,7 +83,7 @@ def read_settings(file: str) -> dict[str, Any]:
 def complete_settings(
     stored: Mapping[str, Any], dtype: torch.dtype, max_grad_norm: float, where: str
 ) -> tuple[dict[str, Any], str]:
-    """Return the settings of DeepSpeed for a run, and a line that names overridden keys; "" if there are none.
+    """Return the DeepSpeed settings of a run, and a line that lists overridden keys ("" if none).
 
     Args:
         stored: of the launcher.
@@ -131,18 +131,18 @@ def _line(overridden: list[str], where: str) -> str:
 
 
 def _without_auto(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those that are left to others."""
+    """Return settings without `auto` values."""
     kept = {key: each for key, each in value.items() if each != AUTO and each is not None}
     return {key: _without_auto(each) if isinstance(each, dict) else each for key, each in kept.items()}
 
 
 def _is_on(value: Any) -> bool:
-    """Return whether a value has an effect."""
+    """Return whether a value enables a feature."""
     return bool(value.get("enabled", value)) if isinstance(value, dict) else bool(value)
 
 
 def _agrees(given: Any, own: Any) -> bool:
-    """Return whether a launcher's value asks for nothing else than the run sets."""
+    """Return whether a launcher's value is compatible with the run's."""
     if isinstance(given, dict):
         own = own if isinstance(own, dict) else {}
         is_off = not _is_on(given) and not own.get("enabled")
@@ -151,7 +151,7 @@ def _agrees(given: Any, own: Any) -> bool:
 
 
 def make_plugin(dtype: torch.dtype, max_grad_norm: float) -> tuple[DeepSpeedPlugin, str]:
-    """Return accelerate's plugin for the DeepSpeed settings of the launcher, and a line that names overridden keys.
+    """Create accelerate's DeepSpeed plugin from the launcher's settings. Also return a line that lists overridden keys.
 
     Raises:
         UserError: for settings that cannot be applied.

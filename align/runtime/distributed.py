@@ -1,4 +1,4 @@
-"""Processes and devices: one laptop, several GPUs, or DeepSpeed, all through accelerate's launcher."""
+"""Processes and devices through accelerate's launcher: a laptop, several GPUs, or DeepSpeed."""
 
 import os
 import sys
@@ -34,19 +34,19 @@ Item = TypeVar("Item")
 COLLECTIVE_TIMEOUT_S = 1800.0
 """NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
 MEETING_SECONDS = 20.0
-"""Processes of a launch that have not met after this time say that they wait."""
+"""Seconds after which processes that have not connected print that they are waiting."""
 NOT_SUPPORTED = {
     "FSDP": "ACCELERATE_USE_FSDP",
     "Megatron-LM": "ACCELERATE_USE_MEGATRON_LM",
     "accelerate's parallelism_config": "ACCELERATE_USE_PARALLELISM_CONFIG",
 }
-"""What accelerate's launcher can ask for, with its variable, and this package does not implement."""
+"""Launcher features that are not supported, with the environment variable that requests them."""
 _timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
 
 
 @cache
 def bfloat16_is_fast() -> bool:
-    """Whether this machine multiplies bfloat16 in hardware; a T4 and a V100 emulate it, slower than float32."""
+    """Return whether bfloat16 is computed in hardware. T4 and V100 emulate it, slower than float32."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return bool(cpu_flags() & {"amx_bf16", "avx512_bf16"})
@@ -54,27 +54,28 @@ def bfloat16_is_fast() -> bool:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """The features of this machine's CPU, by Linux' names; empty on another system."""
+    """Return the CPU features under their Linux names. Empty on other systems."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         return frozenset(next((line for line in file if line.startswith(("flags", "Features"))), "").split())
     return frozenset()
 
 
 def compute_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a config's `dtype`."""
+    """Return the torch dtype for a config's `dtype`."""
     if name == "auto":
         return torch.bfloat16 if bfloat16_is_fast() else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def computes_on_cpu() -> bool:
-    """Whether to compute on the CPU: without a GPU, and with Apple's, which has no float64 for sums."""
+    """Return whether to use the CPU: without a GPU, and on Apple's GPUs, which lack float64 for sums."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return device is None or device.type == "mps" or torch.backends.mps.is_available()
 
 
 class OperatorLock:
-    """Replaces torch's `FileBaton`: one process compiles DeepSpeed's operators at a time, and a dead one holds no lock.
+    """Replaces torch's `FileBaton`: only one process compiles DeepSpeed operators at a time, and dead processes hold no
+    lock.
 
     torch waits as long as a file exists, which a killed process leaves behind: every later run would hang. This lock is the
     kernel's, on another file beside torch's `path`; the process that waited compiles the remaining operators.
@@ -84,24 +85,24 @@ class OperatorLock:
         self.path, self.descriptor = f"{path}.align", -1
 
     def try_acquire(self) -> bool:
-        """Wait for the lock; return True, which lets the caller compile."""
+        """Wait for the lock. Always returns True, which lets the caller compile."""
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         with suppress(OSError):  # a file system without locks
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
         return True
 
     def release(self) -> None:
-        """Let the next process look."""
+        """Release the lock."""
         os.close(self.descriptor)
 
 
 def deepspeed_was_launched() -> bool:
-    """Whether the launcher asks for DeepSpeed."""
+    """Return whether the launcher requested DeepSpeed."""
     return os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
 
 
 def prepare_compiling() -> None:
-    """Let torch compile under an `OperatorLock`, and find the ninja of an environment that is not activated."""
+    """Make torch compile under an `OperatorLock`, and find ninja in an environment that is not activated."""
     programs = os.path.dirname(sys.executable)
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
@@ -114,7 +115,7 @@ def prepare_compiling() -> None:
 def make_accelerator(
     dtype: torch.dtype, max_grad_norm: float, collective_timeout: float = COLLECTIVE_TIMEOUT_S, **kwargs: Any
 ) -> Accelerator:
-    """The accelerator of a run: device, processes, and DeepSpeed with `max_grad_norm` if the launcher asked for it.
+    """Create the accelerator of a run, with DeepSpeed and `max_grad_norm` if requested by the launcher.
 
     An exchange between processes that takes `collective_timeout` seconds ends the run. Raise a UserError if DeepSpeed was
     asked for and is not installed, or if FSDP was.
@@ -155,7 +156,7 @@ def make_accelerator(
 
 @contextmanager
 def waiting_for_others() -> Iterator[None]:
-    """Tell if the processes of a launch take long to meet, which happens inside.
+    """Print a message if the processes take long to connect.
 
     Raises:
         UserError: if they cannot, because a port is in use for example.
@@ -179,7 +180,7 @@ def waiting_for_others() -> Iterator[None]:
 
 
 def launch_line(accelerator: Accelerator) -> str:
-    """Return a line with the processes that a launcher has started; "" without one."""
+    """Return a line that describes the launched processes, or "" without a launcher."""
     if not any(name.startswith("ACCELERATE_") or name == "WORLD_SIZE" for name in os.environ):
         return ""
     stage = zero_stage(accelerator)
@@ -192,13 +193,13 @@ def launch_line(accelerator: Accelerator) -> str:
 
 
 def print_once(line: str) -> None:
-    """Print a line for people, on the first process only; "" prints nothing."""
+    """Print a line on the first process only. "" prints nothing."""
     if line and os.environ.get("RANK", "0") == "0":
         console.print(line)
 
 
 def limit_collectives(timeout: timedelta | None = None) -> None:
-    """Give every process group of this process the same timeout; None: that of the last call.
+    """Set the timeout of every process group, by default to that of the last call.
 
     Call it after each step that may have made a group: libraries make them with torch's default timeout.
     """
@@ -210,32 +211,32 @@ def limit_collectives(timeout: timedelta | None = None) -> None:
 
 
 def watch_other_processes(accelerator: Accelerator) -> None:
-    """From now on, end this process with a line that names any other one that is lost, see `align.core.heartbeat`."""
+    """Exit with an error message when another process is lost, see `align.core.heartbeat`."""
     if accelerator.num_processes > 1:
         rank, barrier = accelerator.process_index, accelerator.wait_for_everyone
         heartbeat.start_watching(c10d._get_default_store(), rank, accelerator.num_processes, barrier)
 
 
 def zero_stage(accelerator: Accelerator) -> int:
-    """The ZeRO stage in use; 0 without DeepSpeed."""
+    """Return the ZeRO stage, 0 without DeepSpeed."""
     plugin = accelerator.state.deepspeed_plugin
     return plugin.zero_stage if plugin is not None else 0
 
 
 def gather_rows(rows: Sequence[Item], accelerator: Accelerator) -> list[Item]:
-    """The rows (plain Python objects) of all processes, in the order of ranks, on every process."""
+    """Gather rows (plain Python objects) from all processes in rank order, on every process."""
     return list(rows) if accelerator.num_processes == 1 else list(gather_object(list(rows)))
 
 
 def shard_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
-    """The items that this process works on: every n-th of n, which spreads sorted work evenly."""
+    """Return every n-th item for this of n processes, which balances sorted work."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
 
 
 def map_across_processes(
     items: Sequence[Item], work: Callable[[list[Item]], list[Any]], accelerator: Accelerator
 ) -> list[Any]:
-    """Call `work` on each process's share of the items (`shard_of_process`); return all results in order everywhere."""
+    """Apply `work` to each process's items (`shard_of_process`). Return all results in order on every process."""
     results: list[Any] = [None] * len(items)
     numbers = shard_of_process(range(len(items)), accelerator)
     own_results = work([items[number] for number in numbers]) if numbers or accelerator.num_processes > 1 else []
@@ -245,7 +246,7 @@ def map_across_processes(
 
 
 def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
-    """Call `work` on the first process; return its result, a plain Python object, on every process.
+    """Call `work` on the first process and broadcast its result, a plain Python object.
 
     An error of the first process is a UserError on the others too, or an OtherProcessError.
     """
@@ -258,7 +259,7 @@ def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
 
 
 def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]:
-    """Call `work`, which exchanges nothing, on every process; return all results in the order of ranks.
+    """Call `work`, which must not communicate, on every process. Return all results in rank order.
 
     An error of one process is raised on all, as by `run_on_main`: none waits for it in a later exchange.
     """
@@ -271,7 +272,7 @@ def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]
 
 
 class _Outcome(NamedTuple):
-    """The report of a process to the others about a piece of work: its result, or its error in one line."""
+    """A process's result, or its error in one line."""
 
     result: Any
     fault: str | None = None
@@ -296,7 +297,7 @@ def _result_of(outcome: _Outcome, own_error: Exception | None) -> Any:
 
 @torch.no_grad()
 def broadcast_trainable_weights(module: nn.Module, accelerator: Accelerator) -> None:
-    """Give every process the first one's values of all weights that are trained, except those that were loaded sharded."""
+    """Broadcast all trainable weights from the first process, except those loaded as shards."""
     if accelerator.num_processes == 1:
         return
     for weight in module.parameters():
@@ -307,7 +308,7 @@ def broadcast_trainable_weights(module: nn.Module, accelerator: Accelerator) -> 
 
 
 def max_across_processes(number: int, accelerator: Accelerator) -> int:
-    """The largest of all processes' numbers."""
+    """Maximum of a number over all processes."""
     if accelerator.num_processes == 1:
         return number
     found = torch.tensor(number, device=accelerator.device)

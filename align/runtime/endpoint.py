@@ -1,4 +1,4 @@
-"""Requests to judges and scorers that run elsewhere: JSON over HTTP with retries, and OpenAI-compatible chat models."""
+"""Requests to external judges and scorers: JSON over HTTP with retries, and OpenAI-compatible chat models."""
 
 import hashlib
 import json
@@ -20,15 +20,15 @@ from align.core.settings import Settings, option, require_setting
 
 Meaning = TypeVar("Meaning")
 TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}
-"""HTTP status codes after which another attempt may succeed."""
+"""HTTP status codes that are retried."""
 TIMEOUT = 60.0
-"""Seconds for one request to a chat model."""
+"""Timeout of a chat model request, in seconds."""
 RETRIES = 3
-"""Further attempts after a failed request to a chat model."""
+"""Number of retries of a chat model request."""
 REQUEST = {"temperature": 0}
-"""Fields of each request to a chat model."""
+"""Fields of every chat model request."""
 RESUME_HINT = "completed results are saved; rerun the command to continue"
-"""The end of an error after which nothing has to be computed twice."""
+"""Hint for errors after which completed work is kept."""
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
 
 
@@ -49,7 +49,7 @@ class EndpointConfig(Settings):
 
 
 class DoublingRetry(urllib3.Retry):
-    """urllib3's retries for any method and any failure, a body that breaks off included; the pause doubles each time.
+    """urllib3 retries for any method and failure, including truncated bodies, with exponential backoff.
 
     urllib3 itself does not pause before the first further attempt.
     """
@@ -59,7 +59,7 @@ class DoublingRetry(urllib3.Retry):
 
 
 def transient_retries(retries: int = RETRIES, pause: float = 1.0, read: int | None = None) -> DoublingRetry:
-    """Return the policy of repeating a request after a lost connection, a timeout or a status of `TRANSIENT`.
+    """Return the retry policy for lost connections, timeouts and the status codes in `TRANSIENT`.
 
     The last answer is returned even if its status is one of these.
 
@@ -89,7 +89,7 @@ def post_json(
     pause: float = 1.0,
     advice: str = RESUME_HINT,
 ) -> Any:
-    """Send JSON and return the JSON of the answer. Proxies are those of the environment.
+    """Post JSON and return the JSON response. Uses the proxies of the environment.
 
     Args:
         timeout: seconds for one attempt.
@@ -125,7 +125,7 @@ def post_json(
 
 
 def _connections(url: str) -> urllib3.PoolManager:
-    """Connections to a URL, through the proxy that the environment names for it.
+    """Return connections to a URL, through the environment's proxy if set.
 
     Raises:
         UserError: for an address that cannot be parsed.
@@ -141,20 +141,20 @@ def _connections(url: str) -> urllib3.PoolManager:
 
 
 def _cause(error: Exception) -> str:
-    """The root cause of an error of urllib3, in one line."""
+    """Return the root cause of a urllib3 error in one line."""
     cause = error.__cause__ or error
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
 def question_version(question: str) -> str:
-    """Return 12 digits of a hash of a question's text, before its fields are filled in, and of `REQUEST`."""
+    """Return 12 hex digits of the hash of a question template and `REQUEST`."""
     return hashlib.sha256(json.dumps([question, REQUEST]).encode()).hexdigest()[:12]
 
 
 def request_verdicts(
     config: EndpointConfig, questions: Sequence[str], meanings: Mapping[str, Meaning], advice: str = RESUME_HINT
 ) -> list[Meaning]:
-    """Ask the endpoint's chat model each question at temperature 0, equal ones once, and return the meaning of its verdict.
+    """Ask the endpoint's chat model each distinct question at temperature 0, and parse its verdicts.
 
     `meanings` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError,
     which ends with `advice`, if the service does not answer, or an answer contains no verdict.

@@ -1,4 +1,4 @@
-"""Model FLOPs of a stage, from the shape of its model: the numerator of MFU.
+"""Model FLOPs of a stage, computed from the model's shape: the numerator of MFU.
 
 FLOPs are counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311). A token costs 2 FLOPs for each weight
 of the matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens. Training costs three times that.
@@ -27,29 +27,29 @@ PEAKS = {
     "L40S": 362e12,
     "L4": 121e12,
 }
-"""Dense bfloat16 FLOP/s of GPUs, by a part of their name; the first match counts."""
+"""Dense bfloat16 FLOP/s of GPUs by substring of the device name. The first match applies."""
 
 MEASURED_SIZE, MEASURED_SECONDS = {"cpu": 1024, "cuda": 8192}, 0.1
 """Rows and columns of the matrices in `measure_peak`, and how long they are multiplied."""
 
 
 class Matrices(NamedTuple):
-    """Weights of matrices that a token is multiplied with."""
+    """Number of matrix weights that a token is multiplied with."""
 
     trained: int = 0
     frozen: int = 0
     forward_only: int = 0
-    """Frozen weights that no gradient goes through."""
+    """Frozen weights without a gradient through them."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of layers: its matrices, and L H Q (layers x heads x width of a head) of its attention."""
+    """A stack of layers: its matrices, and L H Q (layers x heads x head size) of its attention."""
 
     matrices: Matrices
     attention: int
     forward_only: int = 0
-    """The part of `attention` that no gradient goes through."""
+    """The part of `attention` without a gradient through it."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class FlopsProfile:
     """The quantities that determine the FLOPs of a model."""
 
     decoder: Stack
-    """The layers that read responses; for a decoder alone, prompts too."""
+    """Layers that process responses; in decoder-only models, prompts too."""
     vocabulary: Matrices
     encoder: Stack | None = None
     cross: Matrices = Matrices()
-    """Key and value matrices that the decoder multiplies the encoder's output with."""
+    """Key and value matrices applied to the encoder's output."""
 
 
 class _Cost(NamedTuple):
-    """FLOPs per token for each weight of a matrix, and FLOPs for each unit of L H Q T."""
+    """FLOPs per token and matrix weight, and FLOPs per unit of L H Q T."""
 
     trained: int
     frozen: int
@@ -82,7 +82,7 @@ FORWARD, TRAINING = _Cost(2, 2, 4), _Cost(6, 4, 12)
 
 
 def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
-    """FLOPs of a pass over a prompt, which is read once, and its responses; `predicted` tokens have logits."""
+    """FLOPs of a pass over a shared prompt and its responses. `predicted` tokens have logits."""
     total = cost.flops(profile.vocabulary, predicted)
     if profile.encoder is None:
         longest = prompt + max(responses)
@@ -100,7 +100,7 @@ forward_flops, training_flops = partial(_pass_flops, FORWARD), partial(_pass_flo
 
 
 def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int]) -> float:
-    """FLOPs of sampling responses with a cache: each token but the last is read once. The prompt is read once for all."""
+    """FLOPs of sampling responses with a KV cache. Each token but the last is processed once, a shared prompt once."""
     total = FORWARD.flops(profile.vocabulary, sum(responses))
     if profile.encoder is None:
         fed = [length - 1 for length in responses]
@@ -113,7 +113,7 @@ def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int])
 
 
 def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, expert_share: float = 1.0) -> Matrices:
-    """The weights of all matrices in `modules` that are used while `adapter` is active (None: no adapter).
+    """Count the weights of all matrices in `modules` that are used with `adapter` active (None for no adapter).
 
     A token goes through `expert_share` of the experts of a layer.
     """
@@ -138,11 +138,11 @@ def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, e
 
 
 _peaks: dict[tuple[torch.device, torch.dtype], float] = {}
-"""The highest FLOP/s seen of each device and number format."""
+"""Highest measured FLOP/s by device and dtype."""
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, achieved: float = 0.0) -> float:
-    """Peak FLOP/s of one device: known by its name for a GPU in bfloat16, else measured.
+    """Peak FLOP/s of a device: from a table for GPUs in bfloat16, otherwise measured.
 
     A measurement beside other work is too low. It is repeated if a computation has `achieved` more, which is the peak if
     the device reaches no more.
@@ -159,7 +159,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, achieved: float = 0.0) 
 
 
 def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """The highest FLOP/s of multiplying two square matrices, tried for a tenth of a second after a first product."""
+    """Measure the highest FLOP/s of square matrix products over a tenth of a second, after a warmup."""
     size = MEASURED_SIZE.get(device.type, MEASURED_SIZE["cpu"])
     left = torch.ones(size, size, device=device, dtype=dtype)
     _seconds_of_product(left)  # which also loads the library: half a second on a GPU
@@ -178,20 +178,20 @@ def _seconds_of_product(matrix: Tensor) -> float:
 
 
 class Clock:
-    """Seconds that each part of an update took. The end of a lap waits for the GPU."""
+    """Seconds spent in each part of an update. Synchronizes with the GPU."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.lap_start = time.monotonic()
 
     def lap(self, part: str) -> None:
-        """End a part: it took the time since the previous part ended."""
+        """End a part, attributing the time since the previous lap to it."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.monotonic()
         self.seconds[part], self.lap_start = now - self.lap_start, now
 
     def shares(self) -> dict[str, float]:
-        """`time/<part>`, the share of each part, and `time/update`, the seconds of all parts."""
+        """Return `time/<part>`, the fraction of each part, and `time/update`, the total seconds."""
         total = sum(self.seconds.values())
         return {f"time/{part}": seconds / total for part, seconds in self.seconds.items()} | {"time/update": total}

@@ -1,4 +1,4 @@
-"""This process on a CPU: how it keeps freed memory, how its threads wait, and how much memory it holds.
+"""Memory and threads of this process on a CPU.
 
 Training on a CPU frees and allocates the same buffers of some 100 MB again and again. Returning each to the kernel takes a
 fifth of the time of a PPO update of SmolLM2-135M.
@@ -21,12 +21,12 @@ LARGEST_THRESHOLD = 32 * 1024**2
 
 
 def request_huge_pages() -> None:
-    """Let torch ask the kernel for pages of 2 MiB; it reads this once, at its first tensor (c10/core/impl/alloc_cpu.cpp)."""
+    """Make torch request 2 MiB pages from the kernel. Call before the first tensor (c10/core/impl/alloc_cpu.cpp)."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory for this process's next buffers, until `release_freed_memory` or its end."""
+    """Make the C library keep freed memory for reuse, until `release_freed_memory` or exit."""
     with suppress(OSError, AttributeError):
         library = _glibc()
         library.mallopt(M_MMAP_MAX, 0)
@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep freed memory inside, as `keep_freed_memory`; afterward the C library returns it as it does by default."""
+    """Keep freed memory inside the context, see `keep_freed_memory`."""
     keep_freed_memory()
     try:
         yield
@@ -49,7 +49,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Make the C library return each freed buffer of 128 KiB and more to the kernel, for models read layer by layer."""
+    """Make the C library return freed buffers of 128 KiB or more to the kernel, for layer-by-layer loading."""
     with suppress(OSError, AttributeError):
         library = _glibc()
         library.mallopt(M_MMAP_MAX, DEFAULT_MMAP_MAX)
@@ -59,7 +59,7 @@ def return_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the kernel, for example between two runs of a process."""
+    """Return freed memory to the kernel, for example between two runs in a process."""
     with suppress(OSError, AttributeError):
         _glibc().malloc_trim(0)
 
@@ -79,13 +79,13 @@ program beside a run slows an update of the demo's reward model on two cores fro
 
 
 def share_cores() -> None:
-    """Let threads that wait give way to other programs soon; read once, when torch is imported. The user's word counts."""
+    """Make idle threads yield to other programs quickly. Must be called before torch is imported; respects user settings."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
 
 
 def process_peak() -> int:
-    """The most bytes of this process that were resident at once, since the process or `reset_process_peak` began."""
+    """Peak resident memory in bytes since the process started or `reset_process_peak` was called."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -97,13 +97,13 @@ def process_peak() -> int:
 
 
 def reset_process_peak() -> None:
-    """Make the kernel forget the process's peak, which may be an earlier stage's; see proc_pid_clear_refs(5)."""
+    """Reset the kernel's peak memory counter, which may include an earlier stage; see proc_pid_clear_refs(5)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def cgroup_bytes_left() -> int:
-    """Bytes that the control group (of a container) still allows; cached file pages that can be dropped count as free."""
+    """Return the bytes still allowed by the control group. Reclaimable page cache counts as free."""
     root = Path("/sys/fs/cgroup")
     try:
         limit, used = (root / "memory.max").read_text().strip(), int((root / "memory.current").read_text())

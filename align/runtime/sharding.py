@@ -1,4 +1,4 @@
-"""Weights under ZeRO-3: loaded from a file straight into shards, and gathered to be read, all at once or layer by layer.
+"""Weights under ZeRO-3: load a file directly into shards, and gather weights at once or layer by layer.
 
 Each process keeps one part of every flattened weight. A sharded weight has an empty tensor where its numbers were;
 `full_shape` still returns its shape.
@@ -24,23 +24,23 @@ _loading_for: list[Accelerator] = []
 
 
 def is_sharded(weight: Tensor) -> bool:
-    """Whether this process has a part of a weight only."""
+    """Return whether this process holds only a shard of a weight."""
     return hasattr(weight, "ds_id")
 
 
 def full_shape(weight: Tensor) -> torch.Size:
-    """The shape of a weight, sharded or not."""
+    """Return the unsharded shape of a weight."""
     shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
     return shape
 
 
 def full_numel(weight: Tensor) -> int:
-    """Numbers in a weight, over all processes."""
+    """Return the number of elements of a weight over all processes."""
     return math.prod(full_shape(weight))
 
 
 def full_nbytes(weight: Tensor) -> int:
-    """Bytes of a weight, over all processes."""
+    """Return the bytes of a weight over all processes."""
     return full_numel(weight) * weight.element_size()
 
 
@@ -116,7 +116,7 @@ class Sharder:
         self._loaded: list[tuple[nn.Module, str, nn.Parameter]] = []
 
     def shard(self, weight: nn.Parameter) -> nn.Parameter:
-        """Keep this process's part of a whole weight, in place."""
+        """Reduce a full weight to this process's shard, in place."""
         if not is_sharded(weight):
             # What DeepSpeed's `Init` does to each weight of a new module, less the broadcast: all processes read one file.
             state: Any = weight
@@ -196,7 +196,7 @@ def gathered_parameters(weights: Iterable[Tensor], changed: bool = False) -> Ite
 
 
 NOTHING = 2**31
-"""The request of a process that needs no more layers: a number above that of every layer."""
+"""Request of a process that needs no more layers: a number above every layer's."""
 
 
 class LayerGathering:
@@ -280,7 +280,7 @@ def readable(model: nn.Module) -> Iterator[None]:
 
 
 def sharded_copies(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Sharded copies of sharded weights, made one at a time inside `sharded_loading`."""
+    """Copy sharded weights, one at a time inside `sharded_loading`."""
     accelerator = loading_accelerator()
     if not weights:
         return []

@@ -1,1 +1,1 @@
-"""Sampling of responses: by transformers in the training process, or by vLLM on GPUs."""
+"""Sampling of responses: with transformers in the training process, or with vLLM on GPUs."""

@@ -1,4 +1,4 @@
-"""The interface of sampling engines, and the engine that samples with the trained model itself."""
+"""Sampling engine interface, and the engine that samples with the training model."""
 
 import importlib.util
 import math
@@ -30,7 +30,7 @@ class SamplingEngine(Protocol):
     """
 
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
-        """A response to each prompt, the same on every process; all processes must call it.
+        """Sample a response to each prompt. Collective: all processes must call it and get the same result.
 
         Args:
             prompts: token ids; none may be empty.
@@ -42,16 +42,16 @@ class SamplingEngine(Protocol):
         ...
 
     def weights_changed(self) -> None:
-        """Called after an update: the next sample must come from the new weights."""
+        """Notify the engine of updated weights. The next sample must use them."""
         ...
 
     def close(self) -> None:
-        """Release the engine's resources outside this process."""
+        """Release resources outside this process."""
         ...
 
 
 class TransformersEngine:
-    """Samples with the trained model itself; the rows are divided among the processes."""
+    """Samples with the training model, distributing the rows over processes."""
 
     def __init__(self, train_engine: TrainEngine, loaded: LoadedModel) -> None:
         self.train_engine, self.loaded = train_engine, loaded
@@ -73,14 +73,14 @@ class TransformersEngine:
 
     @contextmanager
     def _gathered_weights(self, whole: bool) -> Iterator[None]:
-        """Weights that ZeRO-3 has sharded, gathered for this rollout: all at once, or layer by layer as they are read."""
+        """Gather ZeRO-3 weights for a rollout, at once or layer by layer."""
         model, accelerator = self.loaded.backbone.model, self.train_engine.accelerator
         reading = gathered_parameters(model.parameters()) if whole else LayerGathering(model, accelerator).reading()
         with without_engine_hooks(self.train_engine.module, accelerator), reading:
             yield
 
     def _fits_whole(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> bool:
-        """Whether every process has memory for whole weights and the cache; a change is reported."""
+        """Return whether all weights and the cache fit into memory on every process. Changes are printed."""
         run, backbone = self.train_engine.run, self.loaded.backbone
         sharded = [weight for weight in backbone.model.parameters() if is_sharded(weight)]
         if not sharded:
@@ -101,7 +101,7 @@ class TransformersEngine:
 
 
 def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> SamplingEngine:
-    """The engine that `config.engine` names.
+    """Create the engine selected by `config.engine`.
 
     Args:
         longest: tokens of the longest prompt and response together.
@@ -127,7 +127,7 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
 
 
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
-    """The tokens in the cache at once on a run's device: on a CPU the default, on a GPU what half of the free memory holds.
+    """Return the cache size in tokens: the default on a CPU, half of the free memory on a GPU.
 
     It is rounded down to a power of two: a resumed run with a little more or less free memory then cuts the same batches and
     samples the same bits.

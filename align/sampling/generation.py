@@ -1,4 +1,4 @@
-"""Sampling with the model itself, in batches.
+"""Batched sampling with the model.
 
 The random numbers of each row are drawn before sampling starts. In float32 a row's text therefore does not depend on its
 batch or the number of processes. In bfloat16 the logits of a row round differently in another batch, which changes texts.
@@ -18,7 +18,7 @@ from align.models.backbone import Backbone
 from align.models.backbone.contract import DecodingState
 
 BLOCK = 128
-"""Vocabulary entries in each block that `draw` sums."""
+"""Number of vocabulary entries per partial sum in `draw`."""
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 16}
 """Steps between checks for finished rows, which leave the batch. A check makes the CPU wait for the GPU, so
 several steps are queued first; tokens past a row's end are dropped."""
@@ -26,7 +26,7 @@ several steps are queued first; tokens past a row's end are dropped."""
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How responses are sampled.
+    """Sampling parameters.
 
     Attributes:
         max_new_tokens: longest response, including its end token.
@@ -44,22 +44,22 @@ class SamplingParams:
     stop_ids: frozenset[int] | None = None
 
     def stops(self, end_ids: frozenset[int]) -> frozenset[int]:
-        """Return the ids that end a response of a model with the end tokens `end_ids`."""
+        """Return the stop token ids, given the model's end tokens `end_ids`."""
         return end_ids if self.stop_ids is None else self.stop_ids
 
 
 @dataclass(frozen=True)
 class Responses:
-    """Sampled responses. `ended[i]`: whether response i has an end token, or was cut at the limit."""
+    """Sampled responses. `ended[i]` is False if response i was truncated."""
 
     ids: list[list[int]]
     ended: list[bool]
     log_probs: list[list[float]] | None = None
-    """Log-prob of each token by an engine other than the trained model; None if that model sampled."""
+    """Log-prob of each token under a sampling engine other than the training model, else None."""
 
 
 def row_uniforms(rows: int, sampling: SamplingParams, seed: int, stream: RngStream, *key: int) -> Tensor:
-    """Uniform numbers [rows, max_new_tokens], float64, one for each token to draw."""
+    """Uniform random numbers [rows, max_new_tokens] in float64, one per token."""
     return torch.from_numpy(generator(seed, stream, *key).random((rows, sampling.max_new_tokens)))
 
 
@@ -71,7 +71,7 @@ def sample(
     end_ids: frozenset[int],
     on_rows: Callable[[int], None] | None = None,
 ) -> Responses:
-    """Sample a response to each prompt, with the active adapter.
+    """Sample a response to each prompt with the active adapter.
 
     Args:
         prompts: token ids; none may be empty.
@@ -105,7 +105,7 @@ def _sample_batch(
     ends: Tensor,
     warpers: LogitsProcessorList,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Response ids [B, max_new_tokens], lengths [B] and whether each response ended [B]."""
+    """Return response ids [B, max_new_tokens], lengths [B] and whether each response ended [B]."""
     count, device = len(prompts), backbone.device
     every = STEPS_BETWEEN_CHECKS.get(device.type, 1)
     tokens = torch.zeros(count, sampling.max_new_tokens, dtype=torch.long, device=device)
@@ -142,7 +142,7 @@ def _sample_batch(
 
 
 def _start_decoding(backbone: Backbone, prompts: list[list[int]]) -> tuple[DecodingState, Tensor]:
-    """Call `Backbone.prefill`, reading a prompt that occurs several times once."""
+    """Call `Backbone.prefill`, encoding repeated prompts once."""
     numbers: dict[tuple[int, ...], int] = {}
     prompt_of_response = [numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]
     state, hidden = backbone.prefill(Padded.from_lists([list(prompt) for prompt in numbers]).to(backbone.device))
@@ -154,7 +154,7 @@ def _start_decoding(backbone: Backbone, prompts: list[list[int]]) -> tuple[Decod
 
 
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw one token a row from softmax(logits) by inverting its cumulative distribution.
+    """Draw a token per row from softmax(logits) by inverse transform sampling.
 
     Exact except for float32's rounding of a block's sum. It takes one uniform number per row instead of one per vocabulary
     entry, so it costs a fraction of softmax with `torch.multinomial` over a large vocabulary.
@@ -186,7 +186,7 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def warpers_of(sampling: SamplingParams) -> LogitsProcessorList:
-    """Truncation of the distribution by transformers' own processors, on logits divided by the temperature."""
+    """Return transformers' logits processors for top-k and top-p, applied after the temperature."""
     warpers = LogitsProcessorList()
     if sampling.top_k > 0:
         warpers.append(TopKLogitsWarper(sampling.top_k))

@@ -1,4 +1,4 @@
-"""Sampling by vLLM through TRL: by a server on separate GPUs, or inside the training processes.
+"""Sampling with vLLM through TRL: on a server with separate GPUs, or inside the training processes.
 
 The policy's weights are sent before each rollout, by the names of a plain checkpoint. Each row has its own seed.
 """
@@ -33,22 +33,22 @@ from align.sampling.vllm_weights import require_servable, served_weights, weight
 from align.training.engine import TrainEngine
 
 ROWS_AT_ONCE = 256
-"""Most requests to a server at once, and vLLM's `max_num_seqs`, of which it is the default."""
+"""Maximum concurrent requests to a server; the default of vLLM's `max_num_seqs`."""
 HEALTH_SECONDS = 5.0
 REPEATABLE = ("/v1/completions", "/v1/models", "/server_info", "/get_world_size", "/tokenize")
 """Paths of a server whose requests can be repeated with the same result: each row has its seed. A transfer of weights is
 repeated only as a whole, by a resumed run."""
 PAUSE = 1.0
-"""Seconds before such a request is repeated; doubled each time."""
+"""Seconds before the first retry, doubled each time."""
 TOKENIZER_PROBE = "Zwölf Boxkämpfer, 1,234.5 (x != y)\n\tnaïve: 人工"
-"""A text that different tokenizers split differently: letters, digits, spaces and bytes of several kinds."""
+"""Text that distinguishes tokenizers: letters, digits, spaces and bytes of several kinds."""
 
 Row = tuple[list[int], list[float]]
-"""A response's tokens, and vLLM's log-prob of each."""
+"""Token ids of a response, and vLLM's log-prob of each."""
 
 
 class VLLMServer:
-    """Samples from a server that was started with the policy's base or another checkpoint of its architecture.
+    """Samples from a server started with the policy's base or a checkpoint of the same architecture.
 
     Only the main process talks to the server, and shares the results with the others.
 
@@ -60,7 +60,7 @@ class VLLMServer:
     """
 
     client: "Client"
-    """Exists only on the main process."""
+    """Set on the main process only."""
 
     def __init__(self, config: EngineConfig, train_engine: TrainEngine, loaded: LoadedModel, longest: int) -> None:
         vllm = config.vllm
@@ -97,7 +97,7 @@ class VLLMServer:
             self.client.init_communicator("cuda")
 
     def _require_same_model(self) -> None:
-        """Refuse a server with another vocabulary or too short a context."""
+        """Reject a server with another vocabulary or too short a context."""
         tokenizer = self.loaded.tokenization.tokenizer
         with self._server_errors("asking for its model"):
             info = self.client.get_server_info()
@@ -154,7 +154,7 @@ class VLLMServer:
 
     @contextmanager
     def _server_errors(self, what: str) -> Iterator[None]:
-        """Turn any error of the server into a UserError; TRL's client raises all kinds, even plain Exception."""
+        """Convert server errors to UserErrors. TRL's client raises many types, even plain Exception."""
         try:
             yield
         except UserError:
@@ -167,7 +167,7 @@ class VLLMServer:
 
     @contextmanager
     def _exit_after_timeout(self, what: str) -> Iterator[None]:
-        """End the process if a block takes too long: a broadcast over NCCL to a dead process cannot be interrupted."""
+        """Exit the process after a timeout, because a NCCL broadcast to a dead process cannot be interrupted."""
 
         def end() -> None:
             print(
@@ -186,7 +186,7 @@ class VLLMServer:
 
 
 class Client(VLLMClient):
-    """TRL's client, with a timeout for every request, and as many connections as parallel requests."""
+    """TRL's client with a timeout for every request, and one connection per parallel request."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self.timeout = timeout
@@ -196,7 +196,7 @@ class Client(VLLMClient):
         super().__init__(base_url=url, group_port=port, connection_timeout=timeout)
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
-        """Wait until the server is up, asking about its health at intervals. TRL calls this before any request.
+        """Wait until the server is healthy. TRL calls this before any request.
 
         Raises:
             UserError: if it is not up within `total_timeout` seconds.
@@ -226,7 +226,7 @@ class Client(VLLMClient):
 
 
 class _TimeoutAdapter(HTTPAdapter):
-    """Limits the wait for an answer. A request without an answer is not sent again."""
+    """Adds a timeout to requests. A request without a response is not repeated."""
 
     def __init__(self, limit: float, retries: Retry) -> None:
         self.limit = limit
@@ -321,7 +321,7 @@ class VLLMColocate:
 
 @contextmanager
 def _vllm_errors(what: str, advice: str) -> Iterator[None]:
-    """Turn any error inside vLLM, which raises all kinds, into a UserError."""
+    """Convert errors inside vLLM, which raises many types, to UserErrors."""
     try:
         yield
     except Exception as error:
@@ -329,7 +329,7 @@ def _vllm_errors(what: str, advice: str) -> Iterator[None]:
 
 
 class _ServedModel(nn.Module):
-    """The part of a model that `VLLMGeneration` uses: its folder, and its weights as vLLM loads them."""
+    """The part of a model that `VLLMGeneration` uses: its folder, and its weights in vLLM's format."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
@@ -346,7 +346,7 @@ def _responses(rows: list[Row], stops: frozenset[int]) -> Responses:
 
 
 def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: frozenset[int]) -> None:
-    """Refuse a response that sampling cannot have given; `stops` are the ids that end one.
+    """Reject an impossible response. `stops` are the stop token ids.
 
     Raises:
         ValueError: if it is empty, too long, truncated, continues after its end, or holds an impossible token or log-prob.

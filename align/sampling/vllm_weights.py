@@ -1,4 +1,4 @@
-"""The policy's weights as vLLM loads them: by the names of a plain checkpoint, with the adapter merged."""
+"""The policy's weights in vLLM's format: names of a plain checkpoint, with the adapter merged."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ BASE = ".base_layer."
 
 
 def require_servable(backbone: Backbone, adapter: str | None) -> None:
-    """Refuse adapters that cannot be merged into the base's matrices.
+    """Reject adapters that cannot be merged into the base weights.
 
     Raises:
         UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).
@@ -45,7 +45,7 @@ def _base(layer: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of the policy, one at a time; tied weights once.
+    """Yield every weight of the policy, tied weights once.
 
     The base is not changed. PEFT's own merging adds to it in place and subtracts afterward, which moves a bfloat16 base by a
     rounding error each time, and that base is the reference of PPO's KL.
@@ -58,12 +58,12 @@ def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[st
 
 
 def _as_on_disk(backbone: Backbone, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A weight by its names in a checkpoint: transformers renames GPT-NeoX's output and joins experts when it loads them."""
+    """Map a weight to its checkpoint names. transformers renames GPT-NeoX's output and stacks experts on loading."""
     yield from revert_weight_conversion(backbone.model, {name: weight}).items()
 
 
 def weight_layout(backbone: Backbone, adapter: str | None) -> list[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of each of `served_weights`, in the same order, as vLLM's server expects them."""
+    """Return name, dtype and shape of each of `served_weights`, in order, as vLLM's server expects them."""
     return [
         (plain, str(shape.dtype).removeprefix("torch."), list(shape.shape))
         for name, weight, _ in _weights_with_layers(backbone, adapter)
@@ -72,7 +72,7 @@ def weight_layout(backbone: Backbone, adapter: str | None) -> list[tuple[str, st
 
 
 def _weights_with_layers(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, nn.Parameter, Any]]:
-    """The base's weights by the model's own names, each with the layer whose adapter is added to it (or None)."""
+    """Yield the base weights by model name, each with the layer whose adapter is added (or None)."""
     layers = {path: layer for path, layer in backbone.model.named_modules() if isinstance(layer, BaseTunerLayer)}
     adapter_weights = {
         id(weight)

@@ -1,4 +1,4 @@
-"""Attribute models: several qualities of a response, by several heads on one trunk or by a language model."""
+"""Attribute models: several qualities of a response, with several heads or a language model."""
 
 from align.extras.attributes.train import AttributeConfig, AttributeTrainer, run_attribute_model
 

@@ -1,4 +1,4 @@
-"""Attributes of responses by a frozen model, and an expression over them, or over those of sentences, as a reward of PPO."""
+"""PPO reward from an expression over the attributes of a response or of its sentences."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from align.tokenization.encoded import PromptResponse, SampledResponse
 
 
 class AttributeScorer:
-    """An attribute model of either form that reads each response once for all of its attributes.
+    """An attribute model of either form. Encodes each response once for all attributes.
 
     Args:
         policy: the tokenization of the model that writes the responses.
@@ -57,7 +57,7 @@ class AttributeScorer:
         return max(len(text.question) for text in self.questions.texts) if self.questions else 0
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
-        """The attributes of each response by name: probabilities, ratings from 1 to 7, and a ranking's reward."""
+        """Return the attributes of each response by name: probabilities, ratings from 1 to 7, and preference reward."""
         names = [head.name for head in self.heads]
         if self.questions:
             ratings = self._ask(self.questions, responses)
@@ -92,7 +92,7 @@ class AttributeRewardSettings(Settings):
 
 
 class AttributeRewards(Extension):
-    """Adds the value of an expression over attributes to the score, or with `segments` to the last token of each sentence.
+    """Adds the value of an expression to the score, or with `segments` to the last token of each sentence.
 
     The score of an evaluation is then the sum over the sentences (Wu et al. 2023, arXiv 2306.01693, section 2).
     """
@@ -158,7 +158,7 @@ class AttributeRewards(Extension):
 
 
 def sentences(ids: Sequence[int], tokenization: Tokenization) -> list[tuple[int, str]]:
-    """Return the place of the last token of each sentence of a response, and the text up to it.
+    """Return the last token position of each sentence of a response, and the text up to it.
 
     End tokens have no text. With `ignore_eos` they are also inside a response.
     """

@@ -16,7 +16,7 @@ COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Expression:
-    """An arithmetic expression over attributes, whose names may have hyphens; `where` is the setting, for an error.
+    """Arithmetic expression over attributes, whose names may contain hyphens. `where` is the setting, for errors.
 
     Raises:
         UserError: for anything but numbers, known names, + - * / and brackets.
@@ -29,7 +29,7 @@ class Expression:
         self._code = compile(ast.fix_missing_locations(tree), where, "eval")
 
     def __call__(self, values: Mapping[str, float]) -> float:
-        """Its value for a response. Raises: UserError for a division by zero."""
+        """Evaluate for a response. Raise a UserError on division by zero."""
         return float(self._evaluate(values))
 
     def _evaluate(self, values: Mapping[str, float]) -> Any:
@@ -69,10 +69,10 @@ class Expression:
 
 
 class Condition(Expression):
-    """Comparisons of expressions, separated by commas, all of which have to hold; the first that does not ends the check."""
+    """Comma-separated comparisons, all of which must hold. Evaluation stops at the first that fails."""
 
     def holds(self, values: Mapping[str, float]) -> bool:
-        """Whether a response passes."""
+        """Return whether a response passes."""
         return bool(self._evaluate(values))
 
     def _checked(self, node: ast.expr) -> ast.expr:
@@ -86,6 +86,6 @@ class Condition(Expression):
 
 
 def choose(candidates: Mapping[int, Mapping[str, float]], condition: Condition | None, rank: Expression | None) -> list[int]:
-    """Return the numbers of the candidates, given by their attributes, that pass; with `rank` only the highest of them."""
+    """Return the indices of candidates that pass, or with `rank` only the highest-ranked one."""
     passing = [number for number, values in candidates.items() if condition is None or condition.holds(values)]
     return [max(passing, key=lambda number: rank(candidates[number]))] if rank and passing else passing

@@ -1,4 +1,4 @@
-"""Attribute models: examples of all tasks are mixed and shuffled, and each task has its loss (MT-DNN).
+"""Training of attribute models: examples of all tasks are mixed and shuffled, each with its own loss (MT-DNN).
 
 Launch it by `accelerate launch align/extras/attributes/train.py --config configs/attributes/x.yaml`. The loop is that of
 rule models.
@@ -117,7 +117,7 @@ def choose_heads(wanted: Sequence[str], rated: Sequence[JudgedResponse], has_ran
 
 
 class AttributeTrainer:
-    """Training of a model that predicts several attributes of a response.
+    """Trainer of attribute models.
 
         rows = [{"prompt": "Hi", "response": "Hello!", "attributes": {"sensible": 1, "unsafe": 0, "rating": 6}}]
         folder = AttributeTrainer("smollm2-135m", rows, AttributeConfig(output_dir="runs/attributes")).train()

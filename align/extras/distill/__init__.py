@@ -1,4 +1,4 @@
-"""Distillation: a smaller student learns to predict what its teacher predicts."""
+"""Distillation of a teacher into a smaller student."""
 
 from align.extras.distill.train import DistillConfig, DistillTrainer, run_distill
 

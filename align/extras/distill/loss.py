@@ -1,4 +1,4 @@
-"""The losses of distillation; imports only torch.
+"""Distillation losses. Imports only torch.
 
 n is the number of response tokens that count, V the vocabulary, H the width of hidden states.
 """
@@ -14,7 +14,7 @@ CHUNK = {"cpu": 2**22, "cuda": 2**25}
 
 
 class LossWeights(NamedTuple):
-    """How the three losses are added up: DistilBERT's (Sanh et al. 2019) are 5, 2 and 1 at temperature 2."""
+    """Weights of the three losses. DistilBERT (Sanh et al. 2019) uses 5, 2 and 1 at temperature 2."""
 
     ce: float
     lm: float
@@ -23,7 +23,7 @@ class LossWeights(NamedTuple):
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Cross-entropy [n] of the student's distribution with the teacher's, both at `temperature`; float32, in nats.
+    """Cross-entropy [n] between teacher and student at `temperature`, in float32 nats.
 
     Its minimum is the teacher's entropy. A few rows of the logits [n, V] are computed at a time, and again for their
     gradient: no float32 copy of all logits is kept.
@@ -42,14 +42,14 @@ def _soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) ->
 
 
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """1 - the cosine between hidden states [n, H], in [n] float32; 0 where they point the same way."""
+    """1 - cosine similarity of hidden states [n, H], in float32 [n]."""
     return 1 - torch.cosine_similarity(student.float(), teacher.float(), dim=-1)
 
 
 def distillation_loss(
     ce: Tensor, negative_log_probs: Tensor, distances: Tensor, tokens: int, weights: LossWeights
 ) -> Tensor:
-    """The weighted sum of the three losses, each a mean over the tokens of the global batch.
+    """Weighted sum of the three losses, each averaged over the tokens of the global batch.
 
     The cross-entropy is multiplied by the temperature squared, by which its gradient shrinks (Hinton et al. 2015, section
     2), as in DistilBERT's code.

@@ -1,4 +1,4 @@
-"""Distillation: a student learns a teacher's distribution over the tokens of responses, and its hidden states.
+"""Distillation: train a student on a teacher's token distributions and hidden states.
 
 Launch it by `accelerate launch align/extras/distill/train.py --config configs/distill/x.yaml`.
 """
@@ -79,7 +79,7 @@ class DistillConfig(MixtureConfig, EpochConfig, ModelConfig, RunConfig, Optimiza
 
 
 class Predictor(nn.Module):
-    """A backbone that predicts each response token: logits, and the hidden states that they are computed from."""
+    """A backbone with output layer: logits and hidden states of response tokens."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -120,12 +120,12 @@ def make_student(
 
 
 def common_rows(teacher: LoadedModel, student: LoadedModel) -> int:
-    """Return the number of tokens that both predict; the larger matrix has more rows of padding."""
+    """Return the number of tokens that both models predict. The larger matrix has more padding rows."""
     return min(vocabulary_rows(each.backbone.model) for each in (teacher, student))
 
 
 class DistillForm:
-    """A student that learns from its teacher; see `RuleForm`."""
+    """Distillation objective; see `RuleForm`."""
 
     evaluates_start = True
 
@@ -215,7 +215,7 @@ def loss_parts(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 class DistillTrainer:
-    """Distillation of a teacher into a student.
+    """Trainer that distills a teacher into a student.
 
         config = DistillConfig(output_dir="runs/student", max_response_tokens=64)
         folder = DistillTrainer("runs/ppo/model", [{"prompt": "Hi", "completion": "Hello!"}], config).train()

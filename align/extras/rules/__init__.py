@@ -1,4 +1,4 @@
-"""Rule models: how likely a response violates a rule, from judgments that people gave."""
+"""Rule models: the probability that a response violates a rule, trained on human judgments."""
 
 from align.extras.rules.train import RuleConfig, RuleTrainer, run_rule_model
 

@@ -1,4 +1,4 @@
-"""`align eval rules`: how often a chat model or a rubric finds violations, and how the chat model agrees with people.
+"""`align eval rules`: rule violations found by a chat model or rubrics, and the chat model's agreement with people.
 
 From a launcher: `accelerate launch align/extras/rules/evaluation.py --config FILE`.
 """
@@ -54,7 +54,7 @@ VERDICT_WORDS = {"BREAKS": VIOLATES, "KEEPS": FOLLOWS, "UNSURE": UNSURE}
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One response under one rule: the rule's id, its text, the conversation and the response."""
+    """A response judged by one rule: rule id and text, conversation and response."""
 
     rule: str
     rule_text: str
@@ -66,7 +66,7 @@ class RuleCase:
 
     @property
     def key(self) -> str:
-        """The case's id in the file of results."""
+        """The case's id in the results file."""
         content = [self.rule, self.rule_text, to_json(self.conversation), self.response]
         return f"{self.rule} {content_hash(content)}"
 
@@ -94,7 +94,7 @@ class RulesConfig(EndpointConfig, EvalConfig, InferenceConfig):
 
 
 def run_rules(config: RulesConfig) -> list[Evaluation]:
-    """Judge and write `rules.json`: an evaluation of the judged cases and one of each model."""
+    """Judge the cases and write `rules.json`: an evaluation of the cases and one per model."""
     accelerator = open_accelerator(config.dtype)
     rules = read_rules(config.rules) if config.endpoint else {}
     by_people = read_verdicts(config.judgments, rules, config.rules, config.skip_bad_rows)
@@ -125,7 +125,7 @@ def run_rules(config: RulesConfig) -> list[Evaluation]:
 
 
 def read_verdicts(judgments: Sequence[str], rules: Mapping[str, str], files: Sequence[str], skip_bad_rows: bool) -> Verdicts:
-    """Return the verdict of the majority of labelers on each case, or a lead's decision.
+    """Return the majority verdict on each case, or a lead's decision.
 
     Args:
         judgments: files of labelers' verdicts.
@@ -196,7 +196,7 @@ def _ask_endpoint(
 
 
 def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str) -> tuple[list[Measurement], list[Json]]:
-    """The rates of violation by the scorer's verdicts on some cases, and a table of the verdicts."""
+    """Return violation rates by the scorer's verdicts, and a table of the verdicts."""
     votes: dict[tuple[str, str], dict[str, list[str]]] = {}
     for case in cases:
         votes.setdefault((as_paragraphs(case.conversation), case.response), {})[case.rule] = [by_scorer[case]]
@@ -205,14 +205,14 @@ def count_violations(by_scorer: Verdicts, cases: Sequence[RuleCase], scorer: str
 
 
 def agreement_measurement(by_people: Verdicts, by_scorer: Verdicts, scorer: str) -> Measurement:
-    """Accuracy of the scorer against people, where both decided; the interval is over cases."""
+    """Accuracy of the scorer against human judgments where both are decided, with an interval over cases."""
     decided = [case for case in by_people if UNSURE not in (by_people[case], by_scorer[case])]
     same = [by_people[case] == by_scorer[case] for case in decided]
     return share_measurement("agreement: accuracy", same, scorer, nothing="decided nothing together", better="higher")
 
 
 def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
-    """How often the scorer gave each verdict, by people's verdict, unsure ones included."""
+    """Count the scorer's verdicts by human verdict, including unsure ones."""
     pairs = Counter((by_people[case], by_scorer[case]) for case in by_people)
     return [{"people": first, **{f"scorer {second}": pairs[first, second] for second in VERDICTS}} for first in VERDICTS]
 
@@ -220,7 +220,7 @@ def confusion(by_people: Verdicts, by_scorer: Verdicts) -> list[Json]:
 def rubric_measurements(
     rubrics: Sequence[Rubric], judge: LetterJudge, answers: Sequence[Answer], scorer: str
 ) -> list[Measurement]:
-    """The mean reward of a model's responses by each rubric, over the prompts that it applies to; `scorer` is the judge."""
+    """Mean reward of a model's responses by each rubric, over the prompts it applies to. `scorer` is the judge."""
     measurements, nothing = [], "no prompt of its categories"
     for rubric in rubrics:
         covered = [answer for answer in answers if rubric.applies(answer.category)]

@@ -1,4 +1,4 @@
-"""Rules and judgments of responses: files of rules, means over labelers, metrics, and how a rule model judges."""
+"""Rules and judgments: rule files, means over labelers, metrics, and scoring with a rule model."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedJudgments, PromptResponse, SampledResponse
 
 RULE_FORM = "\nRule: {text}\nVerdict:"
-"""Follows the response; the head reads the state of its last token."""
+"""Text after the response. The head uses the hidden state of its last token."""
 TINY = 1e-12
 
 
 @dataclass(frozen=True)
 class JudgedResponse:
-    """A response with the mean over labelers of each judgment, by its name.
+    """A response with the mean judgment over labelers, by name.
 
     For a rule it is the share of labelers who saw it violated; for an attribute the mean of its values.
     """
@@ -48,7 +48,7 @@ class JudgedResponse:
 
 
 class SplitJudgments(NamedTuple):
-    """Judged responses to learn from, those of held-out conversations, and those of all conversations by held-out rules."""
+    """Judged responses for training, of held-out conversations, and by held-out rules."""
 
     train: list[JudgedResponse]
     validation: list[JudgedResponse]
@@ -75,14 +75,14 @@ def mean_judgments(judgments: Iterable[tuple[Conversation, str, str, float | Non
 
 
 def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
-    """Every response with the share of `violates` among the verdicts other than `unsure`, by rule."""
+    """Return each response with the fraction of `violates` among decided verdicts, by rule."""
     value = {"violates": 1.0, "follows": 0.0}
     counted = without_overruled(records)
     return mean_judgments((row.prompt, row.response, row.rule, value.get(row.verdict)) for row in counted)
 
 
 def without_overruled(records: Sequence[RuleJudgment]) -> list[RuleJudgment]:
-    """Leave out the labelers' verdicts on a response and a rule that a lead decided."""
+    """Drop labelers' verdicts on responses and rules that a lead decided."""
 
     def asked(row: RuleJudgment) -> tuple[str, str, str]:
         return str(to_json(row.prompt)), row.response, row.rule
@@ -115,7 +115,7 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
 def split_judgments(
     judged: Sequence[JudgedResponse], held_out_rules: Sequence[str], share: float, seed: int
 ) -> SplitJudgments:
-    """Hold out rules, and a share of the conversations with all of their responses, but never all conversations."""
+    """Hold out rules, and a fraction of conversations with all their responses. At least one conversation remains."""
     conversations = list(dict.fromkeys(item.conversation for item in judged))
     count = min(len(conversations) - 1, round(share * len(conversations))) if conversations else 0
     drawn = generator(seed, RngStream.HELD_OUT_CONVERSATIONS).permutation(len(conversations))[:count].tolist()
@@ -131,7 +131,7 @@ def split_judgments(
 
 
 def rule_ids(tokenization: Tokenization, text: str) -> list[int]:
-    """Return the token ids that a rule model reads after a response."""
+    """Tokenize a rule as it follows the response."""
     return tokenization.response_ids(RULE_FORM.format(text=text))
 
 
@@ -167,7 +167,7 @@ def encode_judgments(
 
 
 class ScoredJudgment(NamedTuple):
-    """The model's probability that a response violates a rule, and the share of labelers who saw a violation."""
+    """The model's probability of a violation, and the fraction of labelers who found one."""
 
     rule: str
     probability: float
@@ -224,7 +224,7 @@ class RuleModelSettings(Settings):
 
 
 def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
-    """The texts of the rules that a rule model judges by, by their ids; `wanted` is as in `RuleModelSettings`.
+    """Return the rules that a rule model judges, by id. `wanted` is as in `RuleModelSettings`.
 
     Raises:
         UserError: if the folder is no rule model, or a rule is unknown.
@@ -235,7 +235,7 @@ def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
 
 
 class RuleScorer:
-    """A rule model that judges responses by some rules, given as texts by id; each response is read once for all of them.
+    """A rule model with a set of rules, given as texts by id. Each response is encoded once for all rules.
 
     Args:
         scorer: computes the model's logit of a violation.
@@ -252,7 +252,7 @@ class RuleScorer:
         return tuple(map(len, self._ids))
 
     def __call__(self, responses: Sequence[SampledResponse]) -> Tensor:
-        """How likely each response violates each rule, [rules, responses] float32; the same on every process."""
+        """Probability that each response violates each rule, [rules, responses] float32. Identical on every process."""
         encoded = [self.scorer.encode(response) for response in responses]
         rows = [PromptResponse([*row.prompt, *row.response], rule) for row in encoded for rule in self._ids]
         logits = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64)

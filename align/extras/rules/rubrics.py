@@ -1,4 +1,4 @@
-"""Rubrics: a question with lettered options, each worth a reward, that a frozen model answers about a response.
+"""Rubrics: multiple-choice questions about a response, answered by a frozen model. Each option has a reward.
 
 As GPT-4's rule-based reward models (OpenAI 2023, section 6): the reward of a response is the sum over options of
 P(letter) x its reward. A prompt outside the rubric's categories gets exactly 0, and nothing is read for it.
@@ -46,7 +46,7 @@ SERVICE_END = "\n\nEnd with a line that holds VERDICT: and the letter, and nothi
 
 
 class Option(NamedTuple):
-    """An answer to a rubric's question: its letter, its text, and its reward."""
+    """An option of a rubric: letter, text and reward."""
 
     letter: str
     text: str
@@ -54,7 +54,7 @@ class Option(NamedTuple):
 
 
 class RubricQuestion(NamedTuple):
-    """A question without the form of its answer, and the letters that a model may answer with."""
+    """A question without answer instructions, and the valid letters."""
 
     text: str
     letters: tuple[str, ...]
@@ -72,15 +72,15 @@ class Rubric:
     question: str
     options: tuple[Option, ...]
     categories: frozenset[str] = frozenset()
-    """Of the prompts that it applies to; empty: all."""
+    """Prompt categories that the rubric applies to. Empty for all."""
     weight: float = 1.0
 
     def applies(self, category: str | None) -> bool:
-        """Whether it is asked about responses to a prompt of this category."""
+        """Return whether the rubric applies to prompts of this category."""
         return not self.categories or category in self.categories
 
     def question_about(self, conversation: Conversation, response: str) -> RubricQuestion:
-        """The question that a model is asked about a response."""
+        """Format the question about a response."""
         dialogue = as_paragraphs(conversation)
         options = "\n".join(f"{option.letter}: {option.text}" for option in self.options)
         text = FORM.format(conversation=dialogue, response=response, question=self.question, options=options)
@@ -93,7 +93,7 @@ class Rubric:
         responses: Sequence[str],
         categories: Sequence[str | None],
     ) -> list[float]:
-        """The reward of each response, without the weight; 0 outside of the categories."""
+        """Return the unweighted reward of each response, 0 outside the categories."""
         rows = [row for row, category in enumerate(categories) if self.applies(category)]
         answers = judge([self.question_about(conversations[row], responses[row]) for row in rows]) if rows else []
         rewards = [0.0] * len(responses)
@@ -103,7 +103,7 @@ class Rubric:
 
 
 def expected_reward(log_probs: Sequence[float], rewards: Sequence[float]) -> float:
-    """The sum over options of P(letter) x reward, where P is over the letters alone, not all of which may be impossible."""
+    """Sum over options of P(letter) x reward, with P normalized over the letters. At least one must be possible."""
     highest = max(log_probs)
     weights = [math.exp(value - highest) for value in log_probs]
     return sum(weight * reward for weight, reward in zip(weights, rewards, strict=True)) / sum(weights)
@@ -169,7 +169,7 @@ class RubricSettings(EndpointConfig):
 def load_rubrics(
     settings: RubricSettings, accelerator: Accelerator, dtype: str, budget: int
 ) -> tuple[list[Rubric], LetterJudge]:
-    """Load rubrics, and one judge for all; a local one reads `budget` padded tokens at once.
+    """Load rubrics and a shared judge. A local judge processes `budget` padded tokens at a time.
 
     Raises:
         UserError: if a rubric or the model cannot be loaded.
@@ -205,7 +205,7 @@ class RubricRewards(Extension):
 
 
 class LocalJudge:
-    """A frozen language model, which reads a question once for all of its letters."""
+    """A frozen language model. Encodes a question once for all letters."""
 
     def __init__(self, loaded: LoadedModel, accelerator: Accelerator, budget: int) -> None:
         self.loaded, self.accelerator, self.budget = loaded, accelerator, budget
@@ -228,7 +228,7 @@ class LocalJudge:
 
 
 class ServiceJudge:
-    """The endpoint's chat model: the letter of its verdict has probability 1. The main process asks for all processes."""
+    """The endpoint's chat model. The letter of its verdict has probability 1. Only the main process sends requests."""
 
     def __init__(self, settings: EndpointConfig, accelerator: Accelerator) -> None:
         self.settings, self.accelerator = settings, accelerator

@@ -23,10 +23,10 @@ from align.runtime.flops import forward_flops
 from align.training.engine import TrainEngine
 
 RULE_ADAPTER = "rules"
-"""Name of the adapter that a rule model has on the policy's base."""
+"""Name of a rule model's adapter on the policy's base."""
 PREFERENCE = "preference"
 Violations = Mapping[str, Tensor]
-"""How likely each response violates each rule [B], by the rule's id."""
+"""Probability that each response violates each rule [B], by rule id."""
 LEAST_DEVIATION = 0.1
 """Least divisor of a rule's P(follows): the deviation where one response in 100 violates it. Otherwise a rule that hardly
 varies would turn the rule model's noise into scores of any size."""
@@ -65,7 +65,7 @@ class RunningMoments:
 
 
 class RuleRewards(Extension):
-    """Combines how likely a rule model finds each rule violated with the preference reward."""
+    """Combines a rule model's violation probabilities with the preference reward."""
 
     gives_scores = True
 
@@ -89,7 +89,7 @@ class RuleRewards(Extension):
         require_readable(self.source.name, scorer, prompts, length, policy, max(self.scorer.lengths))
 
     def _violations_of(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return how likely each response violates each rule [B]."""
+        """Return the probability that each response violates each rule [B]."""
         return dict(zip(self.texts, self.scorer(rollout.sampled_responses), strict=True))
 
     def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
@@ -111,7 +111,7 @@ class RuleRewards(Extension):
         evaluation.metrics |= {f"rule/{rule}": float(broken.mean()) for rule, broken in violations.items()}
 
     def training_scores(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Return training scores [B]; the parts are added to the running statistics first."""
+        """Return training scores [B], after adding the parts to the running statistics."""
         parts = _parts(preference, violations)
         for name, values in parts.items():
             self.moments[name].add(values)
@@ -119,7 +119,7 @@ class RuleRewards(Extension):
         return self._weighted(parts, scales)
 
     def comparable_scores(self, preference: Tensor, violations: Violations) -> Tensor:
-        """Return scores [B] on the scale of the first evaluation, where each part has mean 0 and deviation 1."""
+        """Return scores [B] standardized by the statistics of the first evaluation."""
         parts = _parts(preference, violations)
         if not self.first:
             for name, values in parts.items():
@@ -138,7 +138,7 @@ class RuleRewards(Extension):
         return {"moments": moments, "first": self.first}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises: UserError if it was written under other rules."""
+        """Restore the state. Raise a UserError if it belongs to other rules."""
         if state["moments"].keys() != self.moments.keys():
             before = ", ".join(name for name in state["moments"] if name != PREFERENCE) or "none"
             raise UserError(f"the checkpoint was saved with the rules {before}; resume with the same rules")
@@ -147,7 +147,7 @@ class RuleRewards(Extension):
 
 
 def _parts(preference: Tensor, violations: Violations) -> dict[str, Tensor]:
-    """The preference, and of each rule how likely it is followed."""
+    """Return the preference, and P(follows) of each rule."""
     return {PREFERENCE: preference} | {rule: 1 - broken for rule, broken in violations.items()}
 
 

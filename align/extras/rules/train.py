@@ -1,4 +1,4 @@
-"""Rule models: a scalar head learns from verdicts how likely a response violates a rule that it reads.
+"""Training of rule models: a scalar head predicts violations from response and rule text.
 
 Launch it with `accelerate launch align/extras/rules/train.py --config configs/rule-model/x.yaml`.
 """
@@ -141,7 +141,7 @@ def evaluate_and_save(
 
 
 class RuleForm:
-    """A head's probability of a violation, for each rule that a response was judged by.
+    """Rule model objective: a violation probability for each judged rule.
 
     `unseen` are responses judged by held-out rules. The texts in `rules`, those that are trained on, are saved.
     """
@@ -160,7 +160,7 @@ class RuleForm:
         return group_sizes(self.loaded.backbone, examples)
 
     def flops(self, example: EncodedJudgments) -> float:
-        """Return the FLOPs of learning from an example."""
+        """Return the training FLOPs of an example."""
         return group_flops(self.loaded.backbone, self.profile, example)
 
     def batch_loss(
@@ -227,7 +227,7 @@ def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RuleTrainer:
-    """Training of a rule model on rule judgments.
+    """Trainer of rule models.
 
         judgments = [{"prompt": "Hi", "response": "I am Bob.", "rule": "no-human-identity", "verdict": "violates"}]
         trainer = RuleTrainer("smollm2-135m", judgments, RuleConfig(output_dir="runs/rules"))
