@@ -51,8 +51,8 @@ def encode_records(
     source = source if isinstance(source, str) else f"{name}s in memory"
     encoded: list[Example] = []
     spelled: list[str] = []
-    unknown: list[str] = []  # the records with unknown characters
-    refused: list[str] = []  # lines about the records that the chat template or the tokenizer refuses
+    unknown: list[str] = []  # records with unknown characters
+    refused: list[str] = []  # errors of the chat template or tokenizer
     twice, doubled, cut = 2 * tuple(loaded.tokenization.chat.opening_ids), 0, 0
     counts = OverlongCounts(limits)
     for number, record in enumerate(records_of(data, kind, skip_bad_rows), start=1):
@@ -154,7 +154,7 @@ def _encode_record(
         for setting, tokens in limits.exceeded(prompt, response or ()).items():
             over[setting] = max(tokens, over.get(setting, 0))
         kept = _within_limits(loaded.tokenization, limits, where, record.prompt, prompt, response or [], kept_end)
-        if kept is not None:  # a response that is still to be sampled needs room for the longest one
+        if kept is not None:  # reserve room for the longest response to be sampled
             longest = limits.response if response is None else len(kept.response)
             loaded.backbone.require_fit(len(kept.prompt), longest, where)
         return kept
@@ -201,7 +201,7 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
 
 def _records_in_memory(data: Any, kind: type[R]) -> Sequence[R]:
     source = f"{kind_name(kind)}s in memory"
-    if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # they iterate over names, which would become prompts
+    if isinstance(data, Mapping) or hasattr(data, "iterrows"):  # iterating would yield column names as prompts
         remedy = "pass a list of rows, or one split of a DatasetDict, such as data['train']"
         raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
     rows = (SourceRow(f"{source}: item {number}", _row_of(item)) for number, item in enumerate(data, start=1))
@@ -333,7 +333,7 @@ def _ranking_ids(
         return tokenization.answers_ids(record.prompt, record.responses, ended=None if at_end else record.is_complete)
     complete = zip(record.responses, record.is_complete, strict=True)
     pairs = [tokenization.whole_turn_ids(record.prompt, text, is_complete) for text, is_complete in complete]
-    shared = min(len(prompt) for prompt, _ in pairs)  # a response's first token may join the prompt's last
+    shared = min(len(prompt) for prompt, _ in pairs)  # the first response token may merge with the last prompt token
     return pairs[0][0][:shared], [[*prompt[shared:], *response] for prompt, response in pairs]
 
 

@@ -182,7 +182,7 @@ def _weighted(name: str) -> tuple[str, float]:
     try:
         value = float(weight)
     except ValueError:
-        return name, 1.0  # a name with an equals sign in it
+        return name, 1.0  # an equals sign in the name
     if not (0 < value < math.inf):
         raise UserError(f"{name}: source weights must be numbers above 0")
     return source, value

@@ -2,7 +2,7 @@
 
 objective = TextObjective("span_corruption", loaded, "objective")
 pieces = cut_into_pieces(objective.documents("corpus.jsonl"), 512)
-prompt, response = objective.example(pieces[0], random)  # other spans with each generator
+prompt, response = objective.example(pieces[0], random)  # spans depend on the generator
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,7 +140,7 @@ def span_corruption(ids: Ids, sentinels: Sequence[int], random: numpy.random.Gen
     count = min(max(round(taken / MEAN_SPAN), 1), taken, len(ids) - taken, len(sentinels) - 1)
     lengths, gaps = _segments(taken, count, random), _segments(len(ids) - taken, count, random)
     spans, position = [], 0
-    for gap, length in zip(gaps, lengths, strict=True):  # text comes first, so that no two spans touch
+    for gap, length in zip(gaps, lengths, strict=True):  # a gap precedes each span, so spans never touch
         spans.append((position + gap, position + gap + length))
         position += gap + length
     return replace_spans(ids, spans, sentinels)
@@ -170,7 +170,7 @@ def infilling(ids: Ids, mask: int, random: numpy.random.Generator) -> PromptResp
     while remaining:
         lengths.append(min(int(random.poisson(MEAN_SPAN)), remaining))
         remaining -= lengths[-1]
-    # The input consists of kept tokens and spans; all places of the spans are equally likely.
+    # Place the spans among the kept tokens uniformly at random.
     places = numpy.sort(random.choice(kept + len(lengths), len(lengths), replace=False)).tolist()
     spans, masked = [], 0
     for number, (place, length) in enumerate(zip(places, lengths, strict=True)):

@@ -91,7 +91,7 @@ def run_chat(config: ChatConfig) -> None:
     if config.reward_model:
         require_reward_model(config.reward_model)
     scorer = (config.reward_model, config.dtype, config.chat_template)
-    console.print(f"loading {', '.join(filter(None, [*config.model, config.reward_model]))}")  # takes 10 s and more
+    console.print(f"loading {', '.join(filter(None, [*config.model, config.reward_model]))}")  # takes 10 s or more
     reward = load_reward_model(*scorer) if config.reward_model else None
     speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
     with suppress(ImportError):
@@ -130,7 +130,7 @@ class Terminal:
             except EOFError:
                 print(end="\n" if asked else "")
                 return
-            except KeyboardInterrupt:  # also where an answer has just ended
+            except KeyboardInterrupt:  # also right after an answer
                 print(f"\n{HELP}")
 
     def command(self, name: str, text: str = "") -> None:

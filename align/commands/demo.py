@@ -138,7 +138,7 @@ def run_demo(model: str, folder: Path, seed: int, times: PartTimes) -> list[dict
     ppo = settings(PPOConfig, "ppo", model=str(folder / "sft" / "model"), reward_model=str(folder / "reward" / "model"))
     sampling = SamplingParams(ppo.max_new_tokens, ppo.temperature)
     prompts = read_records("data/prompts_heldout.jsonl", Prompt)
-    if ppo.overlong == "truncate":  # the tiny models read bytes, so only short prompts fit
+    if ppo.overlong == "truncate":  # tiny models have byte-level tokens, so only short prompts fit
         prompts = [prompt for prompt in prompts if len(prompt.prompt) == 1]
     shown = prompts[:SHOWN_PROMPTS]
     with times.part("SFT"):
@@ -275,6 +275,6 @@ def before_after_row(
     name: str, values: Sequence[float] | Sequence[str], interval: str = "", note: str = ""
 ) -> dict[str, Any]:
     """Build a table row from the values before and after."""
-    # Adding 0 turns a negative zero, which would be shown as -0, into 0.
+    # Adding 0 converts -0.0 to 0.0.
     before, after = (value if isinstance(value, str) else round(value, 2) + 0.0 for value in values)
     return {"name": name, "before": before, "after": after, "interval": interval, "note": note}

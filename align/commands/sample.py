@@ -137,7 +137,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
     drawn = [prompt for prompt in prompts for _ in range(copies)]
-    few_shot = config.few_shot_prompt()  # is neither written nor scored
+    few_shot = config.few_shot_prompt()  # not written or scored
     read = [ids_after(few_shot, prompt, loaded.tokenization, config.prompts) for prompt in drawn]
     longest, what = max(map(len, read)), f"{config.prompts}: a prompt after {config.num_few_shot} few-shot examples"
     loaded.backbone.require_fit(longest, config.max_new_tokens, what)
@@ -164,7 +164,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         saved += [candidates[number] for number in kept]
         row: Row = {"id": prompt.id or str(place + 1), "prompt": to_json(prompt.conversation)}
         row["responses"] = [candidates[number].text for number in kept] or [config.fallback]
-        row["model"] = config.model * len(kept) or ["fallback"]  # without figures
+        row["model"] = config.model * len(kept) or ["fallback"]  # without scores
         row["finish_reason"] = ["stop" if candidates[number].ended else "length" for number in kept] or ["stop"]
         if prompt.category is not None:
             row["category"] = prompt.category

@@ -47,7 +47,7 @@ def report_command(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.output and len(options.runs) > 1:
         raise UserError("--output requires a single run")
-    from align.eval.report import page  # imported here so that --help does not wait for matplotlib
+    from align.eval.report import page  # deferred, so that --help does not import matplotlib
 
     if options.markdown:
         print(page.results_as_markdown(options.runs), end="")

@@ -19,7 +19,7 @@ def build(folder: Path, _work: Path, file: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         quantized = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
         model = plain_copy(quantized)
-    except Exception as error:  # a file from elsewhere can be wrong in any way
+    except Exception as error:  # the file may be invalid in any way
         raise UserError(f"{file}: transformers cannot read this GGUF file ({reason(error)})") from error
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
@@ -30,7 +30,7 @@ def plain_copy(quantized: PreTrainedModel) -> PreTrainedModel:
     config = quantized.config
     for name in ("quantization_config", "_model_name_or_path"):
         vars(config).pop(name, None)
-    with torch.device("meta"):  # no random numbers are drawn, only to be overwritten
+    with torch.device("meta"):  # skip the random initialization
         model: PreTrainedModel = type(quantized)(config)
     model.load_state_dict(quantized.state_dict(), strict=True, assign=True)
     model.tie_weights()

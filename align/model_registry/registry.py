@@ -25,8 +25,8 @@ from align.core.plugins import import_object
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """Files needed to load a Hub model. Never a pickle."""
 GGUF = ".gguf"
-LOCK_TIMEOUT_S = 900.0  # the wait for another process's download
-# The hub's ids are "name" or "owner/name"; everything else must be meant as a path.
+LOCK_TIMEOUT_S = 900.0  # wait for another process's download
+# Hub ids are "name" or "owner/name"; anything else must be a path.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -140,7 +140,7 @@ def fetch_model(name: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(source, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
+    except Exception as error:  # the Hub client raises its own errors and those of its HTTP library
         wrong = f"not a local folder, and it cannot be loaded from the Hub ({first_line(error)})"
         raise UserError(f"model '{name}': {wrong}; check the path or the name") from error
 
@@ -159,7 +159,7 @@ def published_name(source: str) -> str | None:
 
 
 def _target(name: str) -> Path:
-    return cache_folder() / "models" / f"{name}-r1"  # raise the number when a result changes: old copies are then not used
+    return cache_folder() / "models" / f"{name}-r1"  # increment to invalidate cached copies when the result changes
 
 
 def _ensure_converted(file: Path) -> Path:
@@ -176,7 +176,7 @@ def _ensure_built(name: str) -> Path:
 
 
 def _make(build: Callable[[Path, Path], None], name: str, target: Path) -> Path:
-    if _is_complete(target):  # the usual case takes no lock: a read-only cache works
+    if _is_complete(target):  # no lock in the common case, so a read-only cache works
         return target
     lock = target.parent / f".{target.name}.lock"
     try:
@@ -196,14 +196,14 @@ def _make(build: Callable[[Path, Path], None], name: str, target: Path) -> Path:
 
 
 def _is_complete(folder: Path) -> bool:
-    # A built-in model's folder is renamed to its name last: one file proves that it is complete.
+    # A built-in model's folder is renamed last, so a single file proves that it is complete.
     return any((folder / marker).is_file() for marker in ("config.json", "adapter_config.json"))
 
 
 def _build_atomically(build: Callable[[Path, Path], None], target: Path) -> None:
     """Build into a temporary folder and rename it to `target`. The caller holds the lock."""
     prefix = f".{target.name}-"  # the same prefix as in `new_folder`
-    for leftover in target.parent.glob(f"{prefix}*"):  # of a process that was killed
+    for leftover in target.parent.glob(f"{prefix}*"):  # from a killed process
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work, new_folder(target) as folder:
         build(folder, Path(work))

@@ -26,14 +26,14 @@ from transformers import (
 
 SEED = 20_260_101
 HIDDEN, LAYERS, HEADS, INNER, CONTEXT = 64, 2, 4, 128, 1024
-# All different on purpose: code that takes pad for eos, or a token's value for a text's length, fails on these models.
-# The last ones only fill the vocabulary up to a multiple of 8.
+# Distinct on purpose: code that confuses pad with EOS, or infers lengths from token values, fails on these models.
+# The last ones pad the vocabulary to a multiple of 8.
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", *(f"<extra_id_{i}>" for i in range(5)))
 PAD, EOS, BOS = 0, 1, 2
 VOCABULARY = len(SPECIAL_TOKENS) + 256
 
-# Every message is rendered independently and ends with a newline: the rendering of the first k messages, and that of a
-# prompt with the generation prompt, are prefixes of the rendering of the whole dialogue.
+# Every message is rendered independently and ends with a newline, so the rendering of the first k messages, and of a
+# prompt with the generation prompt, are prefixes of the rendering of the full dialogue.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ 'Assistant: ' + message['content'] + eos_token + '\n' }}"
@@ -64,7 +64,7 @@ def byte_tokenizer(append_eos: bool = False) -> PreTrainedTokenizerFast:
     letters = sorted(ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *letters))}
     backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
-    # Without merges, the regex that splits words first would only cost time.
+    # Without merges, splitting words by a regex is not needed.
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = ByteLevelDecoder()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])

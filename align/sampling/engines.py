@@ -140,5 +140,5 @@ def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
         return SamplingParams.batch_tokens
     room = SHARE_OF_FREE_MEMORY * (memory.free() - memory.resident_bytes)
     per_token = cache_bytes(backbone, 1, 0) + cache_bytes(backbone, 0, 1) / width
-    fitting = max(width, int(room / per_token))  # a single row is sampled whatever it takes
+    fitting = max(width, int(room / per_token))  # always allow a single row
     return 1 << (fitting.bit_length() - 1)

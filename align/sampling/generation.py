@@ -84,7 +84,7 @@ def sample(
     ends = torch.tensor(sorted(end_ids), dtype=torch.long, device=backbone.device)
     warpers = warpers_of(sampling)
     was_training = backbone.model.training
-    backbone.model.eval()  # in training mode, gradient checkpointing disables the cache
+    backbone.model.eval()  # gradient checkpointing disables the cache in training mode
     for rows in cut_by_tokens([len(prompt) + sampling.max_new_tokens for prompt in prompts], sampling.batch_tokens):
         asked = [prompts[row] for row in rows]
         tokens, lengths, closed = _sample_batch(backbone, asked, uniforms[rows], sampling, ends, warpers)
@@ -110,8 +110,8 @@ def _sample_batch(
     every = STEPS_BETWEEN_CHECKS.get(device.type, 1)
     tokens = torch.zeros(count, sampling.max_new_tokens, dtype=torch.long, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
-    rows = torch.arange(count, device=device)  # those in the batch
-    open_rows = torch.ones(count, dtype=torch.bool, device=device)  # of these, the ones that have not ended
+    rows = torch.arange(count, device=device)  # rows still in the batch
+    open_rows = torch.ones(count, dtype=torch.bool, device=device)  # those that have not ended
     ended = torch.zeros(count, dtype=torch.bool, device=device)
     uniforms = uniforms.to(device)
     state, hidden = _start_decoding(backbone, prompts)
@@ -132,7 +132,7 @@ def _sample_batch(
             left = int(open_rows.sum())
             if not left:
                 break
-            if state.is_worth_selecting(left):  # a row that ended leaves the batch: nothing is computed on it any more
+            if state.is_worth_selecting(left):  # remove finished rows from the batch
                 keep = torch.nonzero(open_rows)[:, 0]
                 state.select(keep)
                 rows, chosen, open_rows = rows[keep], chosen[keep], open_rows[keep]
@@ -172,14 +172,14 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     sums = weights[:, : blocks * BLOCK].view(rows, blocks, BLOCK).sum(-1)
     if rest:
         sums = torch.cat([sums, weights[:, blocks * BLOCK :].sum(-1, keepdim=True)], dim=1)
-    # First the block, then the token in it: only these few sums are in float64, where a long sum loses no small probability.
+    # Select the block, then the token in it. Only these few sums are in float64, so that small probabilities are not lost.
     before = sums.double().cumsum(-1)
     threshold = uniforms.double()[:, None] * before[:, -1:]
     block = torch.searchsorted(before, threshold, right=True).clamp(max=sums.shape[1] - 1)
     threshold -= before.gather(1, block) - sums.double().gather(1, block)
     columns = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     inside = weights.gather(1, columns.clamp(max=vocabulary - 1)).double().masked_fill(columns >= vocabulary, 0.0)
-    # If rounding puts the threshold above the block's sum, the last token with any probability is taken.
+    # If rounding puts the threshold above the block's sum, take the last token with nonzero probability.
     last = (inside > 0).long().cumsum(-1).argmax(-1)
     index = torch.searchsorted(inside.cumsum(-1), threshold, right=True)[:, 0].minimum(last)
     return columns.gather(1, index[:, None])[:, 0]

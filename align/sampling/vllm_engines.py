@@ -93,7 +93,7 @@ class VLLMServer:
         self._require_same_model()
         what = "joining the server's weight transfer"
         with self._server_errors(what), self._exit_after_timeout(what):
-            # No index: the current device, which accelerate has set.
+            # No index: accelerate has set the current device.
             self.client.init_communicator("cuda")
 
     def _require_same_model(self) -> None:
@@ -120,7 +120,7 @@ class VLLMServer:
         backbone, adapter = self.loaded.backbone, self.loaded.adapter
         what = "sending it the weights"
         with self._server_errors(what), self._exit_after_timeout(what):
-            # Each start of vLLM draws a new id. A restarted server has not joined the transfer: the broadcast would hang.
+            # vLLM draws a new id on each start. A restarted server has not joined the transfer, so the broadcast would hang.
             if self.client.get_server_info().get("instance_id") != self.instance:
                 raise ValueError("it was restarted since the last rollout")
             self.client.update_named_params(weight_layout(backbone, adapter), served_weights(backbone, adapter))
@@ -134,7 +134,7 @@ class VLLMServer:
             pool.shutdown(cancel_futures=True)
 
     def _sample_row(self, prompt: list[int], sampling: SamplingParams, seed: int) -> Row:
-        # Only these end ids: the server would add those of its checkpoint's generation_config.json.
+        # Stop at these ids only; the server would add those of its checkpoint's generation_config.json.
         stops = sampling.stops(self.loaded.tokenization.end_ids)
         parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(stops)}
         with self._server_errors("sampling"):
@@ -176,7 +176,7 @@ class VLLMServer:
             )
             os._exit(2)
 
-        timer = threading.Timer(self.timeout + 2 * HEALTH_SECONDS, end)  # a request times out before this
+        timer = threading.Timer(self.timeout + 2 * HEALTH_SECONDS, end)  # requests time out earlier
         timer.daemon = True
         timer.start()
         try:
@@ -201,11 +201,11 @@ class Client(VLLMClient):
         Raises:
             UserError: if it is not up within `total_timeout` seconds.
         """
-        self.session.headers["Connection"] = "close"  # the server would drop a kept connection during an update
+        self.session.headers["Connection"] = "close"  # the server drops idle connections during an update
         once = Retry(connect=2, read=0, redirect=0, status=0, other=0, backoff_factor=0.5)
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, _TimeoutAdapter(self.timeout, once))
-        for path in REPEATABLE:  # a proxy answers 502, 503 or 504 while the server is busy
+        for path in REPEATABLE:  # proxies return 502, 503 or 504 while the server is busy
             repeated = transient_retries(pause=PAUSE, read=0)
             self.session.mount(self.base_url + path, _TimeoutAdapter(self.timeout, repeated))
         started = time.monotonic()
@@ -254,7 +254,7 @@ class VLLMColocate:
         require_servable(loaded.backbone, loaded.adapter)
         advice = "is there a GPU with memory for a second copy of the model (vllm.memory_share)?"
         with _vllm_errors("cannot start", advice):
-            from trl.generation.vllm_generation import VLLMGeneration  # it loads vLLM, which a server's client does not need
+            from trl.generation.vllm_generation import VLLMGeneration  # imports vLLM, which clients of a server do not need
 
             self.vllm = VLLMGeneration(
                 _ServedModel(loaded),  # type: ignore[arg-type]  # it reads only the model's name and named weights
@@ -294,7 +294,7 @@ class VLLMColocate:
                 max_tokens=sampling.max_new_tokens,
                 logprobs=0,
                 seed=seed,
-                # Only these end ids: vLLM would add those of the checkpoint's generation_config.json.
+                # Stop at these ids only; vLLM would add those of the checkpoint's generation_config.json.
                 ignore_eos=True,
                 stop_token_ids=sorted(stops),
                 detokenize=False,
@@ -334,7 +334,7 @@ class _ServedModel(nn.Module):
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         self.name_or_path = loaded.base
-        self._loaded = [loaded]  # in a list: not registered as a submodule
+        self._loaded = [loaded]  # in a list, so that it is not registered as a submodule
 
     def named_parameters(self, *_: object, **__: object) -> Iterator[tuple[str, Tensor]]:  # type: ignore[override]
         loaded = self._loaded[0]

@@ -51,14 +51,14 @@ class Tokenization:
         self.chat = ChatRenderer(tokenizer, chat_template, encoder_decoder, self.reads_pairs)
         self.end_id = self._find_end_of_turn()
         self.end_ids = frozenset({self.end_id, tokenizer.eos_token_id, *extra_end_ids})
-        # Padding is never read, because lengths define where text ends: any id will do.
+        # Any pad id works, because lengths define where text ends.
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._end_texts = tokenizer.convert_ids_to_tokens(sorted(self.end_ids))
         self._tails: dict[tuple[str, ...], str] = {}
         self._closings: dict[str, int | None] = {}
         self._begun, self._header = self._find_beginnings()
         asked = self.chat.render(({"role": "user", "content": "Hi"},))
-        # SentencePiece puts a space before the first word of a text, but not after a line break.
+        # SentencePiece prepends a space to the first word of a text, but not after a newline.
         self._joins = all(
             self.chat.template_ids(asked + text) == self.chat.template_ids(asked) + self.chat.template_ids(text)
             for text in JOINED
@@ -81,7 +81,7 @@ class Tokenization:
                 "or the path of a Jinja file"
             )
         after = self.chat.template_ids(text.rsplit(MARKER, 1)[-1])
-        # `tokenizer.add_tokens` makes tokens that are not special; one ends turns if no special token comes after it.
+        # Tokens added with `tokenizer.add_tokens` are not special. Such a token ends a turn if no special token follows it.
         only = bool(after) and self.chat.special_ids.isdisjoint(after) and self.chat.reserve(after[0])
         return int(after[0] if only or self.chat.special_ids.intersection(after[:1]) else self.tokenizer.eos_token_id)
 
@@ -96,7 +96,7 @@ class Tokenization:
         asked, told = self.chat.render(prompt), self.chat.render((*prompt, {"role": "assistant", "content": MARKER}), False)
         head = told.rsplit(MARKER, 1)[0]
         begun = asked.removeprefix(head) if asked.startswith(head) else ""
-        if any(text in begun for text in self._end_texts):  # T5's templates end a prompt with <eos>, which looks like a tag
+        if any(text in begun for text in self._end_texts):  # T5 templates end a prompt with <eos>, which looks like a tag
             begun = ""
         closed = {tag.lower() for tag in _CLOSING_TAG.findall(begun)}
         opens = any(tag.lower() not in closed for tag in _OPENING_TAG.findall(begun))
@@ -147,7 +147,7 @@ class Tokenization:
         opening = (
             self.chat.conversation_ids(prompt) if self.chat.spells_special_token(prompt) else self.chat.template_ids(asked)
         )
-        # Nothing is left of an empty answer without its end token.
+        # An empty answer without EOS has no tokens.
         ends = [not text or is_ended for text, is_ended in zip(texts, ended or [True] * len(texts), strict=True)]
         if self.chat.encoder_decoder:
             answers = [self.response_ids(text) for text in texts]
@@ -206,7 +206,7 @@ class Tokenization:
         ids = [*self.chat.marked_ids(text, spelled), *closing]
         shared = _shared(opening, ids)
         if told.startswith(asked) and shared < len(opening):
-            # A token spans the border, which never happens in sampling.
+            # A token spans the boundary, which cannot happen in sampling.
             return opening, [*self.chat.marked_ids(text[len(asked) :], spelled), *closing]
         shared = min(shared, len(ids) - 1)
         return ids[:shared], ids[shared:]
@@ -255,7 +255,7 @@ class Tokenization:
         answered: Conversation = (*asked, {"role": "assistant", "content": "a"})
         ids = {*self.prompt_ids(asked), *self.response_ids("a"), *self.chat.conversation_ids(answered, False), *self.end_ids}
         ids.update(*self.chat.automatic_tokens())
-        with suppress(UserError):  # some templates take no system turn
+        with suppress(UserError):  # some templates do not support system turns
             ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *asked)))
         return ids
 
@@ -271,7 +271,7 @@ class Tokenization:
         self.chat.require_turns(messages)
         spelled = self.chat.spells_special_token(messages)
         told = self.chat.render(self.chat.marked(messages) if spelled else messages, False)
-        if not ended:  # not by `continue_final_message`, which fails where the template drops a thought from the answer
+        if not ended:  # `continue_final_message` fails if the template drops thoughts from the answer
             told, _ = self._split_tail(told, self._tail(messages))
         ids = self.chat.marked_ids(told, spelled)
         shared = min(_shared(self.prompt_ids(prompt), ids), len(ids) - 1)
@@ -299,7 +299,7 @@ class Tokenization:
         written = ids[:-1] if ids[-1:] == [self.end_id] else ids
         if self._header and written[: len(self._header)] == self._header:
             written = written[len(self._header) :]
-        # T5's tokenizers may ask for a clean-up, which removes the space before a period.
+        # T5 tokenizers may enable clean-up, which removes the space before a period.
         text = str(self.tokenizer.decode(written, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         return (self._begun + text).strip()
 
@@ -319,7 +319,7 @@ class Tokenization:
 
         texts, context, start = [], 0, 0
         for end in range(1, len(ids) + 1):
-            # Some tokenizers write a space only between two tokens: the preceding token is decoded too.
+            # Some tokenizers write a space only between tokens, so decode the preceding token too.
             before, text = decode(context, start), decode(context, end)
             if text.endswith("\ufffd") and end - start < LONGEST_CHARACTER and end < len(ids):
                 texts.append("")
@@ -361,10 +361,10 @@ def encode_demonstration(
     """
     messages = (*demonstration.prompt, *demonstration.continuation)
     places = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
-    cut = len(messages) - 1 if demonstration.cut_responses else None  # nothing was written after its last token
+    cut = len(messages) - 1 if demonstration.cut_responses else None  # truncated: no EOS was written
     turns = [tokenization.answer_ids(messages[:place], messages[place]["content"], ended=place != cut) for place in places]
     rows = [[*prompt, *response] for prompt, response in turns]
-    # Between two answers, text with a spelled special token would mix template and message.
+    # Text between two answers that spells a special token would mix template and message.
     apart = not one_row or len(turns) == 1 or tokenization.chat.spells_special_token(messages)
     if apart or any(rows[-1][: len(row)] != row for row in rows):
         return [EncodedDemonstration(prompt, response, [True] * len(response)) for prompt, response in turns]

@@ -19,7 +19,7 @@ class PairTokenization(Tokenization):
     def _prepare(self) -> None:
         tokenizer = self.tokenizer
         if tokenizer.eos_token is None and tokenizer.sep_token is not None:
-            tokenizer.eos_token = tokenizer.sep_token  # BERT's tokenizer names no EOS
+            tokenizer.eos_token = tokenizer.sep_token  # BERT's tokenizer has no EOS token
         first, second = (tokenizer(text, add_special_tokens=False).input_ids for text in ("a", "b"))
         both = tokenizer("a", "b").input_ids
         start = _find(both, first, 0)
@@ -44,7 +44,7 @@ class PairTokenization(Tokenization):
     ) -> tuple[list[int], list[list[int]]]:
         return self.prompt_ids(prompt), [self.response_ids(text) for text in texts]
 
-    def response_ids(self, text: str) -> list[int]:  # the mark closes the pair, not the response
+    def response_ids(self, text: str) -> list[int]:  # the separator closes the pair, not the response
         return [*self.text_ids(text), *self._after]
 
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:

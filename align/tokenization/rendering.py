@@ -14,14 +14,14 @@ from align.core.errors import UserError, first_line
 from align.core.files import resolve_path
 from align.data.records import Conversation
 
-# For a tokenizer without a template; the dialogues of HH-RLHF look like this. Messages begin on a new line, because a
-# byte-pair tokenizer would join a space to the next word. Line breaks are quoted: transformers drops one after a `%}`.
+# Default template in the style of HH-RLHF. Messages start on a new line, because a
+# byte-pair tokenizer would merge a space with the next word. Newlines are quoted: transformers drops one after a `%}`.
 PLAIN_TEMPLATE = (
     "{% for m in messages %}{{ {'user': 'Human', 'assistant': 'Assistant', 'system': 'System'}[m.role] + ':\n' }}"
     "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
 )
-# Plain text. Each turn is on a line, except a last answer, which continues its prompt.
+# Plain text: one turn per line, except for a final answer, which continues its prompt.
 RAW_TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
     "{% if not loop.last and not (loop.revindex == 2 and messages[-1].role == 'assistant') %}"
@@ -109,7 +109,7 @@ def _with_variables(template: str, variables: Mapping[str, object]) -> str:
 
 def _variables_of(template: str) -> set[str]:
     try:
-        # `generation` marks an assistant's turn for transformers; it is no tag of Jinja's.
+        # `generation` is a transformers extension that marks assistant turns, not a Jinja tag.
         parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION_TAG.sub("", template))
     except TemplateError as error:
         raise UserError(f"chat_template: invalid template ({first_line(error)})") from error
@@ -165,11 +165,11 @@ class ChatRenderer:
         self.opening_ids, after = self.automatic_tokens()
         self.closing_ids = after if encoder_decoder else []
         added = tokenizer.added_tokens_decoder
-        # Some tokenizers (Llama 3, Phi 3) list the end of a turn only among the added tokens.
+        # Llama 3 and Phi 3 list the end-of-turn token only among the added tokens.
         self.special_ids = frozenset(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
-        unknown = tokenizer.unk_token_id  # in GPT-2, this is the end-of-sequence token
+        unknown = tokenizer.unk_token_id  # GPT-2 uses EOS
         self.unknown_id = None if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id) else unknown
-        # Gemma and GPT-NeoX list line breaks and rows of spaces among the added tokens.
+        # Gemma and GPT-NeoX list newlines and runs of spaces among the added tokens.
         self._spellings = {id: token.content for id, token in added.items() if not token.content.isspace()}
         # Some templates mark turns with tokens that are not special (Command R). In an answer, such a token is allowed:
         # models write `<think>`.
@@ -201,7 +201,7 @@ class ChatRenderer:
     def _complete(self, template: str) -> str:
         if template in NAMED_TEMPLATES.values() and self.opening_ids:
             opening = self._spelled(self.opening_ids)
-            # Llama 2's tokenizer puts a space before a text's first word, but not after a special token.
+            # Llama 2's tokenizer prepends a space to the first word, but not after a special token.
             text = "Human:"
             expected = [*self.opening_ids, *self.template_ids(text)]
             gaps = [gap for gap in ("", " ") if self.template_ids(opening + gap + text) == expected]
@@ -230,7 +230,7 @@ class ChatRenderer:
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
             )
-        except Exception as error:  # an external program can fail in any way
+        except Exception as error:  # templates are external code
             raise ConversationError(
                 f"the chat template fails for a conversation of {_roles(messages)} ({first_line(error)}); mend it, or give "
                 "another by chat_template: plain, raw or the path of a Jinja file"
