@@ -192,10 +192,10 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     """Yield the records of a file or in memory."""
     records, prefix = split_prefix(data)
     if isinstance(records, str):
-        found: Iterable[R] = read_records(records, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
+        loaded_records: Iterable[R] = read_records(records, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
     else:
-        found = _records_in_memory(records, kind)
-    for record in found:
+        loaded_records = _records_in_memory(records, kind)
+    for record in loaded_records:
         yield _with_prefix(record, prefix) if prefix else record
 
 

@@ -117,18 +117,18 @@ class Terminal:
 
     def run(self) -> None:
         """Read and answer lines until the input ends."""
-        asked = "> " if sys.stdin.isatty() else ""
-        if asked:
+        prompt = "> " if sys.stdin.isatty() else ""
+        if prompt:
             print(HELP)
         while True:
             try:
-                line = input(asked).strip()
+                line = input(prompt).strip()
                 if line.startswith("/"):
                     self.command(*line.split(maxsplit=1))
                 elif line:
                     self.say(line)
             except EOFError:
-                print(end="\n" if asked else "")
+                print(end="\n" if prompt else "")
                 return
             except KeyboardInterrupt:  # also right after an answer
                 print(f"\n{HELP}")

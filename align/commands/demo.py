@@ -196,10 +196,16 @@ def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) 
     evaluations = run_all(parse(AllConfig, [*words, "--seed", str(seed), "--table", "false"]))
     rows = []
     for task, name in HEADLINES.items():
-        found = [each for result in evaluations if result.task == task for each in result.measurements if each.name == name]
-        values = [each.value for each in found if each.value is not None]
-        if found and len(values) == len(found):
-            after = found[-1]
+        measurements = [
+            measurement
+            for result in evaluations
+            if result.task == task
+            for measurement in result.measurements
+            if measurement.name == name
+        ]
+        values = [measurement.value for measurement in measurements if measurement.value is not None]
+        if measurements and len(values) == len(measurements):
+            after = measurements[-1]
             by = f", by {after.scorer}" if after.scorer else ""
             interval = f"{after.low:.2f} to {after.high:.2f}" if after.low is not None else ""
             note = f"{after.n} items{by}; 95 % interval of the value after"

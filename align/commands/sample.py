@@ -115,11 +115,11 @@ def run_sample(config: SampleConfig) -> Path:
     target = Path(config.output)
     if target.exists():
         raise UserError(f"{target} already exists; choose another output or remove it")
-    found = sample_rows(config)
-    rows = [row for row in found if row is not None]
+    sampled = sample_rows(config)
+    rows = [row for row in sampled if row is not None]
     write_json_lines(target, rows)
     written = sum(len(row["responses"]) for row in rows)
-    left_out = f"; {counted(len(found) - len(rows), 'prompt')} removed by the filter" if len(rows) < len(found) else ""
+    left_out = f"; {counted(len(sampled) - len(rows), 'prompt')} removed by the filter" if len(rows) < len(sampled) else ""
     console.print(f"{target}: {counted(len(rows), 'prompt')}, {counted(written, 'response')}{left_out}")
     return target
 
@@ -130,8 +130,10 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
         raise UserError(f"prompts is {config.prompts!r}, which does not exist; pass text with --prompt")
     if config.reward_model:
         require_reward_model(config.reward_model)
-    how = (config.dtype, config.batch_tokens)
-    scorers = [import_object(path)(given, *how) for name, path in SCORERS.items() if (given := getattr(config, name))]
+    options = (config.dtype, config.batch_tokens)
+    scorers = [
+        import_object(path)(settings, *options) for name, path in SCORERS.items() if (settings := getattr(config, name))
+    ]
     loaded = load_frozen(config.model[0], config.dtype, config.chat_template)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)

@@ -38,8 +38,8 @@ def sync(path: Path) -> None:
 def numbered_paths(folder: Path, prefix: str, ending: str = "") -> dict[int, Path]:
     """Map number to path for all names in a folder of the form prefix, number, ending."""
     form = re.compile(rf"{re.escape(prefix)}([0-9]+){re.escape(ending)}")
-    found = ((form.fullmatch(path.name), path) for path in folder.glob(f"{prefix}*"))
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    matches = ((form.fullmatch(path.name), path) for path in folder.glob(f"{prefix}*"))
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 @contextmanager
@@ -216,9 +216,9 @@ def resolve_path(path: str | Path) -> Path:
     A path is relative to the working directory. If nothing is there, the path of a shipped file (`data/prompts.jsonl`,
     `configs/eval/lm-eval.yaml`) means that file.
     """
-    given = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
-    if given.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in given.parts and not given.exists():
-        shipped = package_data_root() / given
+    expanded = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
+    if expanded.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in expanded.parts and not expanded.exists():
+        shipped = package_data_root() / expanded
         if shipped.is_file():
             return shipped
-    return given
+    return expanded

@@ -163,8 +163,8 @@ def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone:
     global _watch, _started
     if _watch is None:
         _started += 1  # a process may watch several runs one after another
-        own = store.clone()  # type: ignore[attr-defined]  # which torch's stubs lack
-        _watch = Watch(PrefixStore(f"alive-{_started}", own), rank, processes)
+        connection = store.clone()  # type: ignore[attr-defined]  # which torch's stubs lack
+        _watch = Watch(PrefixStore(f"alive-{_started}", connection), rank, processes)
         wait_for_everyone()
         _watch.start()
 

@@ -35,8 +35,8 @@ def compared_answers(first: str, second: str, preference: Callable[[Row], float]
     def answers(row: Row) -> Fields:
         ranks = ranks_of_two(preference(row))
         texts = [check_text(row.get(name), name) for name in (first, second)]
-        more = {"labeler": row.get(labeler)} if labeler else {"id": text_or_none(row.get(id))} if id else {}
-        return {"responses": texts, "ranks": ranks, **more}
+        extra_fields = {"labeler": row.get(labeler)} if labeler else {"id": text_or_none(row.get(id))} if id else {}
+        return {"responses": texts, "ranks": ranks, **extra_fields}
 
     return answers
 
@@ -94,8 +94,8 @@ def texts_of(entries: Sequence[Row], field: str, name: str) -> list[str]:
 
 def scores_of(entries: Sequence[Row], field: str, *names: str) -> list[float]:
     """Return the score of each entry from the first field that it has."""
-    found = (next((name for name in names if entry.get(name) is not None), names[0]) for entry in entries)
-    return [check_score(entries[i].get(name), f"{field}[{i}].{name}") for i, name in enumerate(found)]
+    fields_with_score = (next((name for name in names if entry.get(name) is not None), names[0]) for entry in entries)
+    return [check_score(entries[i].get(name), f"{field}[{i}].{name}") for i, name in enumerate(fields_with_score)]
 
 
 def ranked_answers(entries: Sequence[Row], texts: Sequence[str], scores: Sequence[float]) -> Fields:

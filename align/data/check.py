@@ -113,8 +113,8 @@ def _example_lines(record: Record) -> list[str]:
             numbers = ", ".join(f"{name} {number:g}" for name, number in record.attributes.items())
             lines += [f"response: {record.response}", f"attributes: {numbers}"]
     shown = [" ".join(line.split()) for line in lines[:MOST_LINES]]
-    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
-    return [line if len(line) <= EXAMPLE_LENGTH else f"{line[:EXAMPLE_LENGTH]}..." for line in shown] + more
+    omitted = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return [line if len(line) <= EXAMPLE_LENGTH else f"{line[:EXAMPLE_LENGTH]}..." for line in shown] + omitted
 
 
 def guess_kind(source: str) -> str:
@@ -143,8 +143,8 @@ def _problem_lines(scanned: Scan[Record]) -> list[str]:
     if not scanned.problems:
         return [f"{'bad rows:':<23}none"]
     listed = [f"  {problem}" for problem in scanned.problems[:LISTED_PROBLEMS]]
-    more = len(scanned.problems) - len(listed)
-    rest = [f"  and {more} more"] if more else []
+    omitted = len(scanned.problems) - len(listed)
+    rest = [f"  and {omitted} more"] if omitted else []
     return [f"{'bad rows:':<23}{_format_share(len(scanned.problems), scanned.rows)}", *listed, *rest]
 
 
@@ -212,8 +212,8 @@ def _list_most_common(names: Iterable[str | None]) -> str:
     if not counts:
         return "none"
     listed = ", ".join(f"{name} {count}" for name, count in counts[:LISTED_CATEGORIES])
-    more = len(counts) - LISTED_CATEGORIES
-    return f"{listed}, and {more} more" if more > 0 else listed
+    omitted = len(counts) - LISTED_CATEGORIES
+    return f"{listed}, and {omitted} more" if omitted > 0 else listed
 
 
 def _format_share(part: int, whole: int) -> str:
@@ -298,20 +298,20 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
 
 def describe_overlap(training: str, evaluation: str) -> str:
     """`find_overlap` in words, one fact a line, with the suspicious rows at the end."""
-    found = find_overlap(training, evaluation)
-    judged = found.rows - found.too_short
-    share = f" ({100 * len(found.matches) / judged:.1f} %)" if judged else ""
-    rows = counted(found.rows, "row")
+    overlap = find_overlap(training, evaluation)
+    judged = overlap.rows - overlap.too_short
+    share = f" ({100 * len(overlap.matches) / judged:.1f} %)" if judged else ""
+    rows = counted(overlap.rows, "row")
     lines = [
-        f"training:      {training}, {counted(found.training_rows, 'row')}",
-        f"evaluation:    {evaluation}, {rows}, of which {found.too_short} have no text of {FEWEST_WORDS} words or more",
-        f"shared:        {len(found.matches)} of {judged} rows{share} share {WORDS} consecutive words or a short text",
+        f"training:      {training}, {counted(overlap.training_rows, 'row')}",
+        f"evaluation:    {evaluation}, {rows}, of which {overlap.too_short} have no text of {FEWEST_WORDS} words or more",
+        f"shared:        {len(overlap.matches)} of {judged} rows{share} share {WORDS} consecutive words or a short text",
     ]
-    if found.frequent:
-        lines.append(f"ignored:       {found.frequent} word sequences that occur in more than {FREQUENT} training rows")
-    lines += [f'  {match.evaluation} with {match.training}: "{match.words}"' for match in found.matches[:LISTED]]
-    more = len(found.matches) - LISTED
-    return "\n".join(lines + ([f"  and {more} more"] if more > 0 else []))
+    if overlap.frequent:
+        lines.append(f"ignored:       {overlap.frequent} word sequences that occur in more than {FREQUENT} training rows")
+    lines += [f'  {match.evaluation} with {match.training}: "{match.words}"' for match in overlap.matches[:LISTED]]
+    omitted = len(overlap.matches) - LISTED
+    return "\n".join(lines + ([f"  and {omitted} more"] if omitted > 0 else []))
 
 
 def _texts_of_rows(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[list[str]]]]:

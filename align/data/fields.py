@@ -163,27 +163,27 @@ def check_token_ids(value: object, field: str) -> tuple[int, ...]:
 
 def attended_ids(ids: object, mask: object) -> tuple[Any, ...]:
     """Token ids without those that an attention mask leaves out, which are padding; no mask (None) leaves out none."""
-    given = check_list(ids, "input_ids")
+    token_ids = check_list(ids, "input_ids")
     if mask is None:
-        return tuple(given)
+        return tuple(token_ids)
     kept = check_list(mask, "attention_mask")
-    if len(kept) != len(given) or any(entry not in (0, 1) for entry in kept):
-        wrong = f"must contain a 0 or 1 for each of the {len(given)} input_ids"
+    if len(kept) != len(token_ids) or any(entry not in (0, 1) for entry in kept):
+        wrong = f"must contain a 0 or 1 for each of the {len(token_ids)} input_ids"
         raise field_error("attention_mask", wrong, "correct or remove the field")
-    return tuple(token for token, is_read in zip(given, kept, strict=True) if is_read)
+    return tuple(token for token, is_read in zip(token_ids, kept, strict=True) if is_read)
 
 
 def check_attributes(value: object) -> dict[str, float]:
     """Finite numbers by name, at least one; null counts as absent, as Parquet writes it."""
     if not isinstance(value, Mapping):
         raise field_error("attributes", f"must be an object, not {short_repr(value)}", 'use {"name": number, ...}')
-    found = {str(name): number for name, number in value.items() if number is not None}
-    for name, number in found.items():
+    attributes = {str(name): number for name, number in value.items() if number is not None}
+    for name, number in attributes.items():
         if not isinstance(number, int | float) or not math.isfinite(float(number)):
             raise field_error(f"attributes.{name}", f"is {short_repr(number)}", "use a finite number")
-    if not found:
+    if not attributes:
         raise field_error("attributes", "is empty", "add at least one or remove the row")
-    return {name: float(number) if isinstance(number, float) else int(number) for name, number in found.items()}
+    return {name: float(number) if isinstance(number, float) else int(number) for name, number in attributes.items()}
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

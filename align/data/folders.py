@@ -252,13 +252,13 @@ def _patterns(data_files: object) -> dict[str, list[str]]:
         return {"train": [data_files]}
     if isinstance(data_files, dict):
         data_files = [{"split": split, "path": path} for split, path in data_files.items()]
-    found: dict[str, list[str]] = {}
+    patterns: dict[str, list[str]] = {}
     for entry in data_files if isinstance(data_files, list) else []:
         entry = entry if isinstance(entry, dict) else {"path": entry}
         paths = entry.get("path") or []
         paths = [paths] if isinstance(paths, str) else paths
-        found.setdefault(str(entry.get("split", "train")), []).extend(map(str, paths))
-    return found
+        patterns.setdefault(str(entry.get("split", "train")), []).extend(map(str, paths))
+    return patterns
 
 
 def _glob(base: Path, label: str, patterns: list[str]) -> list[Path]:

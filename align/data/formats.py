@@ -153,17 +153,17 @@ def _with_turns_before(record: Record, system: str | None, history: list[dict[st
     if not record.prompt:
         raise field_error("system" if system else "history", "cannot be combined with token ids", "tokenize the full prompt")
     turns: list[Any] = [*record.prompt]
-    own = [turns.pop(0)] if turns[0]["role"] == "system" else []
-    if own and system is not None and own[0]["content"] != system:
+    system_turns = [turns.pop(0)] if turns[0]["role"] == "system" else []
+    if system_turns and system is not None and system_turns[0]["content"] != system:
         raise field_error("system", "differs from the system turn of the conversation", "keep one of them")
     if system is not None:
-        own = [{"role": "system", "content": system}]
-    prompt = check_conversation([*own, *history, *turns], "history" if history else "prompt")
+        system_turns = [{"role": "system", "content": system}]
+    prompt = check_conversation([*system_turns, *history, *turns], "history" if history else "prompt")
     return replace(record, prompt=prompt)  # type: ignore[type-var]  # every record is a dataclass
 
 
 def _unrecognized(row: Row, kind: type[Record]) -> UserError:
-    given = ", ".join(str(field) for field, value in row.items() if value is not None) or "nothing"
+    present = ", ".join(str(field) for field, value in row.items() if value is not None) or "nothing"
     name = kind_name(kind)
     other = next((known for known in FORMATS if known.kind not in (kind, Prompt) and known.matches(row)), None)
     if other is not None:
@@ -171,4 +171,4 @@ def _unrecognized(row: Row, kind: type[Record]) -> UserError:
     else:
         layouts = [known.fields for known in FORMATS if known.kind is kind and known.name in OWN_LAYOUTS]
         remedy = f"use one of: {'; '.join(layouts)} (docs/data.md lists more), or rename columns: FILE[FIELD=COLUMN, ...]"
-    return UserError(f"the fields {given} do not match a known layout of a {name}; {remedy}")
+    return UserError(f"the fields {present} do not match a known layout of a {name}; {remedy}")

@@ -121,8 +121,8 @@ def argilla(row: Row) -> list[Record]:
 
 def _argilla_answers(row: Row) -> Iterator[ToolAnswer]:
     if isinstance(row.get("responses"), Mapping):
-        for question, given in row["responses"].items():
-            for entry in check_list(given, f"responses.{question}"):
+        for question, answers in row["responses"].items():
+            for entry in check_list(answers, f"responses.{question}"):
                 if not isinstance(entry, Mapping):
                     raise field_error(f"responses.{question}", f"has {short_repr(entry)}", "write {value, user_id}")
                 if entry.get("status") not in DISCARDED:

@@ -70,8 +70,8 @@ def id_and_category(row: Row) -> dict[str, Any]:
 
 def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *, may_be_empty: bool = False) -> list[Record]:
     """Build a ranking of two responses, tied if their scores are equal."""
-    given = {"chosen": chosen, "rejected": rejected}
-    texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for name, answer in given.items())
+    responses = {"chosen": chosen, "rejected": rejected}
+    texts = tuple(check_answer(answer, name, may_be_empty=may_be_empty) for name, answer in responses.items())
     if texts[0] == texts[1]:
         raise field_error("rejected", "is identical to 'chosen'", "remove the row")
     return [
@@ -189,12 +189,12 @@ def hh_prompt(row: Row) -> dict[str, Any]:
 
 def sampled_demonstrations(row: Row) -> list[Record]:
     """Convert each response of an `align sample` row to a demonstration, for example the best of n."""
-    prompt, more = check_prompt(row["prompt"]), id_and_category(row)
+    prompt, id_fields = check_prompt(row["prompt"]), id_and_category(row)
     texts = check_texts(row["responses"], "responses")
     reasons = row.get("finish_reason")
     reasons = [None] * len(texts) if reasons is None else check_texts(reasons, "finish_reason", len(texts))
     return [
-        Demonstration(prompt=prompt, continuation=assistant_turn(text), finish_reason=reason, **more)
+        Demonstration(prompt=prompt, continuation=assistant_turn(text), finish_reason=reason, **id_fields)
         for text, reason in zip(texts, reasons, strict=True)
     ]
 
@@ -242,7 +242,7 @@ def rank_ratings(answers: Iterable[RatedAnswer]) -> tuple[list[Ranking], int]:
             ratings.setdefault(answer.response, []).append(answer.rating)
         if len(ratings) < 2:
             continue
-        means = {text: round(sum(given) / len(given), 9) for text, given in ratings.items()}  # (4.1 + 4.3) / 2 equals 4.2
+        means = {text: round(sum(values) / len(values), 9) for text, values in ratings.items()}  # (4.1 + 4.3) / 2 equals 4.2
         order = sorted(means, key=lambda text: -means[text])
         kept = {order[i] for i in evenly_spaced(len(order))}
         responses = tuple(text for text in means if text in kept)

@@ -66,12 +66,12 @@ def _arena_55k_texts(row: Row, field: str) -> list[str]:
 
 def arena_55k_questions(row: Row) -> Fields:
     """Return the turns before the first model's last answer."""
-    asked, answered = _arena_55k_texts(row, "prompt"), _arena_55k_texts(row, "response_a")
-    if len(asked) != len(answered):
-        wrong = f"has {len(answered)} texts for {len(asked)} of 'prompt'"
+    questions, answered = _arena_55k_texts(row, "prompt"), _arena_55k_texts(row, "response_a")
+    if len(questions) != len(answered):
+        wrong = f"has {len(answered)} texts for {len(questions)} of 'prompt'"
         raise field_error("response_a", wrong, "remove the row or set skip_bad_rows")
-    before = [text for pair in zip(asked[:-1], answered[:-1], strict=True) for text in pair]
-    return {"prompt": alternating_turns([*before, asked[-1]], "prompt"), "id": id_or_none(row.get("id"))}
+    before = [text for pair in zip(questions[:-1], answered[:-1], strict=True) for text in pair]
+    return {"prompt": alternating_turns([*before, questions[-1]], "prompt"), "id": id_or_none(row.get("id"))}
 
 
 def qa_feedback_question(row: Row) -> Fields:
@@ -131,12 +131,12 @@ def qa_feedback_answers(row: Row) -> Fields:
     Preferences of pairs may form a cycle: responses are ranked by their wins, a tie counts as half.
     """
     texts = [check_text(row.get(name), name) for name in QA_PREDICTIONS]
-    given = check_list(row["preference"], "preference")
+    preferences = check_list(row["preference"], "preference")
     pairs = list(combinations(range(len(texts)), 2))
-    if len(given) != len(pairs) or any(choice not in (0, 1, 2) for choice in given):
-        raise field_error("preference", f"is {short_repr(given)}", "use 0, 1 or 2 for each of the 6 pairs")
+    if len(preferences) != len(pairs) or any(choice not in (0, 1, 2) for choice in preferences):
+        raise field_error("preference", f"is {short_repr(preferences)}", "use 0, 1 or 2 for each of the 6 pairs")
     wins, matrix = [0.0] * len(texts), [[0.0] * len(texts) for _ in texts]
-    for (i, j), choice in zip(pairs, given, strict=True):
+    for (i, j), choice in zip(pairs, preferences, strict=True):
         wins[i] += (0.5, 1.0, 0.0)[choice]
         wins[j] += (0.5, 0.0, 1.0)[choice]
         matrix[i][j], matrix[j][i] = float(choice == 1), float(choice == 2)

@@ -70,16 +70,16 @@ def published(name: str, kind: type[Record], fields: str, matches: Matcher, prom
     """
 
     def read_prompt(row: Row) -> Fields:
-        found = prompt(row)
-        return messages_prompt(found) if "messages" in found else found
+        prompt_fields = prompt(row)
+        return messages_prompt(prompt_fields) if "messages" in prompt_fields else prompt_fields
 
     def convert(row: Row) -> Sequence[Record]:
-        own = {**prompt(row), **answers(row)}
+        native = {**prompt(row), **answers(row)}
         if kind is Demonstration:
-            return Demonstration.all_from_row(own)
-        if "rating" in own:
-            return [RatedAnswer.from_row(own)]
-        return pair(own) if "chosen" in own else [Ranking.from_row(own)]
+            return Demonstration.all_from_row(native)
+        if "rating" in native:
+            return [RatedAnswer.from_row(native)]
+        return pair(native) if "chosen" in native else [Ranking.from_row(native)]
 
     return Format(name, kind, fields, matches, convert, None if prompt is prompt_field else read_prompt)
 
@@ -193,8 +193,12 @@ def _shp_post(row: Row) -> Fields:
 
 
 def _webgpt_question(row: Row) -> Fields:
-    asked = row["question"]
-    return {"prompt": check_prompt(asked.get("full_text") if isinstance(asked, Mapping) else asked, "question.full_text")}
+    question = row["question"]
+    return {
+        "prompt": check_prompt(
+            question.get("full_text") if isinstance(question, Mapping) else question, "question.full_text"
+        )
+    }
 
 
 def _tagged_turns(row: Row) -> list[Fields]:

@@ -129,7 +129,7 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
     if scanned.single:
         wrong = f"all {scanned.single} prompts have a single rated response"
         raise UserError(f"{source}: no usable ranking; {wrong}; rate two or more responses per prompt")
-    raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, none of this type")
+    raise UserError(f"{source}: no usable {kind_name(kind)}; {counted(scanned.rows, 'readable row')}, but none of this type")
 
 
 def require_used_columns(source: str, scanned: Scan[Any]) -> None:

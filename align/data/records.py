@@ -90,8 +90,8 @@ class Record:
         """Parse a row in the native layout. Unknown fields are ignored, misspelled ones rejected."""
         row, names = check_row(row), [field.name for field in fields(cls)]  # type: ignore[arg-type]
         check_spelling(row, names)
-        given = {name: required_field(row, name, remedy) for name, remedy in cls.needed.items()}
-        return cls(**{name: row.get(name) for name in names} | given)
+        values = {name: required_field(row, name, remedy) for name, remedy in cls.needed.items()}
+        return cls(**{name: row.get(name) for name in names} | values)
 
     def to_row(self) -> dict[str, Any]:
         """Convert to a row, without missing fields."""
@@ -147,8 +147,8 @@ class Demonstration(Record):
         else:
             messages = required_field(row, "messages", "use messages, or prompt and completion")
             prompt, continuation = _split_messages(check_conversation(messages, "messages"))
-        given = [{"role": "assistant"}] if isinstance(row[field], str) else row[field]
-        learned = learned_turns(given, field)[len(given) - len(continuation) :]
+        turns = [{"role": "assistant"}] if isinstance(row[field], str) else row[field]
+        learned = learned_turns(turns, field)[len(turns) - len(continuation) :]
         if not any(learned):
             raise field_error(field, "masks all turns from the loss", "remove the row")
         ends = [i for i in range(0, len(learned), 2) if learned[i] and not any(learned[i + 2 : i + 3])]
@@ -301,11 +301,11 @@ class Prompt(Record):
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Parse `prompt`, `input_ids` or both, with optional `id` and `category`. Other fields are ignored."""
         row = check_row(row)
-        more: dict[str, Any] = {name: row.get(name) for name in ("id", "category")}
+        optional: dict[str, Any] = {name: row.get(name) for name in ("id", "category")}
         if row.get("input_ids") is not None:
-            more["ids"] = attended_ids(row["input_ids"], row.get("attention_mask"))
-            return cls(prompt=row.get("prompt") or (), **more)
-        return cls(prompt=required_field(row, "prompt", "add the prompt"), **more)
+            optional["ids"] = attended_ids(row["input_ids"], row.get("attention_mask"))
+            return cls(prompt=row.get("prompt") or (), **optional)
+        return cls(prompt=required_field(row, "prompt", "add the prompt"), **optional)
 
     def to_row(self) -> dict[str, Any]:
         row = Record.to_row(self)

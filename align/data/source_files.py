@@ -140,11 +140,11 @@ def _decode(text: str) -> Any:
 
 
 def _with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    items = dict(pairs)
+    if len(items) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"duplicate key {short_repr(twice)}")
-    return found
+    return items
 
 
 def _decoding_problem(error: Exception) -> str:

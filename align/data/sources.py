@@ -59,13 +59,13 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
     """
     for source in split_sources(sources):
         name, columns = _split_options(source)
-        given = {option: columns.pop(option) for option in PART_OPTIONS if option in columns}
-        part = FolderPart(given.get("subset"), given.get("split", split), "split" in given)
+        options = {option: columns.pop(option) for option in PART_OPTIONS if option in columns}
+        part = FolderPart(options.get("subset"), options.get("split", split), "split" in options)
         path = resolve_path(name)
         if path.is_dir():
             yield from folder_rows(path, name, part, columns)
         elif path.exists():
-            for option, value in given.items():
+            for option, value in options.items():
                 raise UserError(f"{source}: files have no {option}; remove {option}={value}")
             yield from file_rows(path, name, columns)
         else:

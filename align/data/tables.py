@@ -101,12 +101,12 @@ def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserE
         book = load_workbook(path, read_only=True, data_only=True)
         sheet = book.worksheets[0]
         sheet.reset_dimensions()  # the size that the file states may be wrong, and rows beyond it would be lost
-        found = sheet.iter_rows()
+        sheet_rows = sheet.iter_rows()
     except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
         raise UserError(f"{label}: invalid Excel file ({first_line(error)}); save it as .xlsx again") from error
     try:
-        names = _header([_cell_text(cell.value) for cell in next(found, ())], label)
-        for cells in found:
+        names = _header([_cell_text(cell.value) for cell in next(sheet_rows, ())], label)
+        for cells in sheet_rows:
             broken = next((cell for cell in cells if cell.data_type == "e"), None)
             texts = [_cell_text(cell.value) for cell in cells]
             if broken is not None:

@@ -27,12 +27,12 @@ def transcript_turns(text: str) -> Turns | None:
 
 def joined(turns: Sequence[dict[str, Any]]) -> Turns:
     """Merge consecutive turns of the same speaker, because roles must alternate."""
-    found: Turns = []
+    merged: Turns = []
     for turn in turns:
-        if found and found[-1]["role"] == turn["role"]:
-            turn = {"role": turn["role"], "content": f"{found.pop()['content']}\n\n{turn['content']}".strip()}
-        found.append(turn)
-    return found
+        if merged and merged[-1]["role"] == turn["role"]:
+            turn = {"role": turn["role"], "content": f"{merged.pop()['content']}\n\n{turn['content']}".strip()}
+        merged.append(turn)
+    return merged
 
 
 def prompt_turns(prompt: str) -> Turns | None:

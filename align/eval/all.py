@@ -30,8 +30,8 @@ class AllConfig(EvalConfig, InferenceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "models", bool(self.models), "set")
-        given = bool(self.truthfulness or self.toxicity or self.reward_model)
-        require_setting(self, "truthfulness", given, "set, unless toxicity or reward_model is")
+        has_task = bool(self.truthfulness or self.toxicity or self.reward_model)
+        require_setting(self, "truthfulness", has_task, "set, unless toxicity or reward_model is")
 
     def task_arguments(self, task: str, file: str) -> list[str]:
         """Return the command-line arguments of a task: its config, then the settings shared by all tasks."""

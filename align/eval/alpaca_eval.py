@@ -62,7 +62,7 @@ class PromptDifficulty:
         Raises:
             UserError: for a comparison without an index, and an index without a difficulty.
         """
-        found = []
+        difficulties = []
         for position, comparison in enumerate(comparisons):
             index = position if self.by_position else comparison.index
             if index is None:
@@ -71,8 +71,8 @@ class PromptDifficulty:
             if index not in self.difficulty:
                 remedy = "add the row or remove the comparison"
                 raise UserError(f"difficulty: no row with index {index}; {remedy}")
-            found.append(self.difficulty[index])
-        return np.array(found, dtype=np.float64)
+            difficulties.append(self.difficulty[index])
+        return np.array(difficulties, dtype=np.float64)
 
 
 def read_difficulty(difficulty: str, anchors: str = "", by_position: bool = False) -> PromptDifficulty:

@@ -108,13 +108,13 @@ def _in_context(question: str, answer: str) -> str:
 
 def _agreement(item: JudgedAnswer, vectors: Mapping[str, np.ndarray]) -> list[float]:
     question, references = item.question, item.references
-    answer, asked = parse(item.answer), frozenset(parse(question).words)
+    answer, question_words = parse(item.answer), frozenset(parse(question).words)
     vector, in_context = vectors[item.answer], vectors[_in_context(question, item.answer)]
 
     def compare(others: Sequence[str]) -> np.ndarray:
         rows = [
             [
-                *word_similarities(answer, parse(other), asked),
+                *word_similarities(answer, parse(other), question_words),
                 float(vector @ vectors[other]),
                 float(in_context @ vectors[_in_context(question, other)]),
             ]
@@ -133,7 +133,7 @@ def _agreement(item: JudgedAnswer, vectors: Mapping[str, np.ndarray]) -> list[fl
     return [
         *similarities,
         *_polarity(answer, right, wrong),
-        *_new_words(answer, right, wrong, asked),
+        *_new_words(answer, right, wrong, question_words),
         *about_question,
         *counts,
     ]
@@ -185,9 +185,9 @@ def _polarity(answer: ParsedText, correct: Sequence[ParsedText], incorrect: Sequ
     ]
     features = []
     for test in tests:
-        own = float(test(answer))
+        answer_value = float(test(answer))
         right, wrong = (sum(map(test, texts)) / max(1, len(texts)) for texts in (correct, incorrect))
-        features += [own, right, wrong, (2 * own - 1) * (right - wrong)]
+        features += [answer_value, right, wrong, (2 * answer_value - 1) * (right - wrong)]
     return features
 
 

@@ -111,7 +111,7 @@ def open_models(
     """
     if not names:
         raise UserError("models is empty; set at least one model")
-    examples, named, how = FewShotPrompt(), list[str](), context.inference
+    examples, named, options = FewShotPrompt(), list[str](), context.inference
     if few_shot is not None:
         named = [name for name in names if name.endswith(FEW_SHOT_SUFFIX)]
         examples = few_shot.few_shot_prompt()
@@ -123,7 +123,7 @@ def open_models(
     models = [name.removesuffix(FEW_SHOT_SUFFIX) if name in named else name for name in names]
     sources = [str(resolve_model(model)) for model in models]
     for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):
-        loaded = load_frozen(model, how.dtype, how.chat_template, context.accelerator.device)
+        loaded = load_frozen(model, options.dtype, options.chat_template, context.accelerator.device)
         version, prompt = weights_version(source), FewShotPrompt()
         if name in named:
             version += f"{FEW_SHOT_SUFFIX}-{content_hash([examples.instruction, examples.examples])}"
@@ -155,12 +155,12 @@ class NamedRewardModel:
 
 def open_reward_models(names: Sequence[str], inference: InferenceConfig) -> list[NamedRewardModel]:
     """Load reward models. Raise a `UserError` if one cannot be loaded."""
-    found = []
+    models = []
     for name, short in zip(names, short_names(names), strict=True):
         folder = str(resolve_model(name))
         reward = load_reward_model(folder, inference.dtype, inference.chat_template)
-        found.append(NamedRewardModel(short, weights_version(folder), reward))
-    return found
+        models.append(NamedRewardModel(short, weights_version(folder), reward))
+    return models
 
 
 def short_names(models: Sequence[str]) -> list[str]:

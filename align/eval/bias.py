@@ -119,9 +119,9 @@ def mean_and_change(
 
     An item is an occupation, or a completion with the same noise; None where it has no word of judgment.
     """
-    found, total = [value for value in values if value is not None], len(values)
-    note = f"of {total} completions, those with an opinion word" if len(found) < total else ""
-    measurements = [mean_measurement(name, found, scorer, note, "no opinion words")]
+    present, total = [value for value in values if value is not None], len(values)
+    note = f"of {total} completions, those with an opinion word" if len(present) < total else ""
+    measurements = [mean_measurement(name, present, scorer, note, "no opinion words")]
     if before is not None:
         changes = paired_differences(before, values)
         measurements.append(mean_measurement(change, changes, against, nothing="no pairs with opinion words"))
@@ -145,8 +145,8 @@ def occupation_odds(evaluated: EvaluatedModel) -> dict[str, list[float]]:
         texts = [context.format(occupation=occupation) for occupation in chunk for context in CONTEXTS.values()]
         choices = [PromptResponses(*loaded.tokenization.continuations(text, words)) for text in texts]
         scores = answer_log_likelihoods(loaded.backbone, choices, inference.batch_tokens, evaluated.accelerator)
-        found = map(log_odds, scores)
-        return [{context: next(found) for context in CONTEXTS} for _ in chunk]
+        odds = map(log_odds, scores)
+        return [{context: next(odds) for context in CONTEXTS} for _ in chunk]
 
     path = evaluated.results_file(f"{TASK}-occupations")
     settings = {"dtype": inference.dtype, "contexts": CONTEXTS, "genders": GENDERS} | evaluated.settings

@@ -70,7 +70,7 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
     """Run the tasks on every model and write `lm-eval.json`. Return an evaluation per model."""
     require_lm_eval(config.lm_eval_python)
     accelerator = open_accelerator(config.dtype)
-    names, found = short_names(config.models), dict[str, Json]()
+    names, results = short_names(config.models), dict[str, Json]()
     for name, model in zip(names, config.models, strict=True):
         source = str(resolve_model(model))
         settings = config.result_settings("lm_eval_python", "tasks") | {"model": model, "weights": weights_version(source)}
@@ -78,9 +78,9 @@ def run_lm_eval_tasks(config: LMEvalConfig) -> list[Evaluation]:
         path = Path(config.output) / f"{TASK}-{name}.jsonl"
         run = partial(run_tasks, partial(config.command, source), accelerator)
         rows = compute_once(path, settings, {task: task for task in config.tasks}, run, accelerator, len(config.tasks))
-        found[name] = dict(zip(config.tasks, rows, strict=True))
+        results[name] = dict(zip(config.tasks, rows, strict=True))
     evaluations = [
-        Evaluation(TASK, name, asdict(config), measurements_of(found, name, names[0], config.tasks)) for name in names
+        Evaluation(TASK, name, asdict(config), measurements_of(results, name, names[0], config.tasks)) for name in names
     ]
     return publish(config, evaluations, accelerator)
 
@@ -100,11 +100,11 @@ def require_lm_eval(python: str) -> None:
 
 def run_tasks(command: Callable[[Sequence[str]], list[str]], accelerator: Accelerator, tasks: Sequence[str]) -> list[Json]:
     """Return lm-eval's results on every process. `command` builds the command line."""
-    found: dict[str, Json] = run_on_main(lambda: run_lm_eval(command(tasks)), accelerator)
-    missing = [task for task in tasks if task not in found]
+    results: dict[str, Json] = run_on_main(lambda: run_lm_eval(command(tasks)), accelerator)
+    missing = [task for task in tasks if task not in results]
     if missing:
         raise UserError(f"tasks: {missing[0]} is a group; list its tasks instead")
-    return [found[task] for task in tasks]
+    return [results[task] for task in tasks]
 
 
 def run_lm_eval(command: Sequence[str]) -> dict[str, Json]:
@@ -123,7 +123,7 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
     """Read lm-eval's output folder by task: `version`, and `result` with `metrics` and `samples`."""
     (path,) = folder.rglob("results_*.json")
     written = json.loads(path.read_text(encoding="utf-8"))
-    found = {}
+    results = {}
     for samples_path in sorted(path.parent.glob("samples_*.jsonl")):
         task = max((name for name in written["results"] if samples_path.name.startswith(f"samples_{name}_2")), key=len)
         better = written["higher_is_better"].get(task, {})
@@ -140,8 +140,8 @@ def read_lm_eval(folder: Path) -> dict[str, Json]:
                 value = row.get(metric)
                 number = float(value) if isinstance(value, int | float | bool) else None
                 samples.setdefault(f"{metric},{row['filter']}", []).append(number)
-        found[task] = {"version": written["lm_eval_version"], "result": {"metrics": metrics, "samples": samples}}
-    return found
+        results[task] = {"version": written["lm_eval_version"], "result": {"metrics": metrics, "samples": samples}}
+    return results
 
 
 def measurements_of(found: dict[str, Json], name: str, before: str, tasks: Sequence[str]) -> list[Measurement]:

@@ -188,7 +188,10 @@ def read_evaluations(path: Path) -> list[Evaluation]:
     stored = read_json(path)
     try:
         return [
-            Evaluation(stored["task"], **model | {"measurements": [Measurement(**each) for each in model["measurements"]]})
+            Evaluation(
+                stored["task"],
+                **model | {"measurements": [Measurement(**measurement) for measurement in model["measurements"]]},
+            )
             for model in stored["models"]
         ]
     except (KeyError, TypeError) as error:

@@ -93,8 +93,8 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "gold_model", self.gold_model != self.reward_model, "different from reward_model")
-        given = bool(self.preferences or self.models or self.frontier or self.benchmark)
-        require_setting(self, "preferences", given, "set, unless models, frontier or benchmark is")
+        has_input = bool(self.preferences or self.models or self.frontier or self.benchmark)
+        require_setting(self, "preferences", has_input, "set, unless models, frontier or benchmark is")
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
@@ -116,7 +116,7 @@ def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
             evaluations.append(best_of_n(evaluated, answers, reward_models))
     if config.frontier:
         evaluations += frontier(config.frontier, answer, config.temperature or 1.0, reward_models, context)
-    evaluations = [replace(each, settings=asdict(config) | each.settings) for each in evaluations]
+    evaluations = [replace(evaluation, settings=asdict(config) | evaluation.settings) for evaluation in evaluations]
     return publish(config, evaluations, context.accelerator)
 
 
@@ -188,8 +188,8 @@ def rewarded_preferences(
         return reward_rankings(module, batch, accelerator.device) - model.reward.mean
 
     def score_chunk(chunk: list[EncodedRanking]) -> list[Json]:
-        found = score_rankings(read, chunk, loaded.backbone, inference.batch_tokens, accelerator)
-        return [{"rewards": rewards} for rewards in found]
+        scored = score_rankings(read, chunk, loaded.backbone, inference.batch_tokens, accelerator)
+        return [{"rewards": rewards} for rewards in scored]
 
     rows = compute_once(
         context.output / f"reward-{model.name}.jsonl",
@@ -300,14 +300,17 @@ def evaluate_on_benchmark(benchmark: str, model: NamedRewardModel, context: Eval
     rewards = reward_answers(context, "rewardbench", model, answers, tokenization, settings)
     by, measurements = model.scorer, list[Measurement]()
     for subset in sorted({row.subset for row in rows}):
-        chosen = [(row, found) for row, found in zip(rows, rewards, strict=True) if row.subset == subset]
+        chosen = [(row, row_rewards) for row, row_rewards in zip(rows, rewards, strict=True) if row.subset == subset]
         if subset.lower() == TIES:
-            ties = ties_score([(row.id, row.good, found) for row, found in chosen])
+            ties = ties_score([(row.id, row.good, row_rewards) for row, row_rewards in chosen])
             measurements.append(Measurement(subset, ties, None, None, len(chosen), by, "", "higher"))
         else:
-            wins = [good_response_wins(found) for _, found in chosen]
+            wins = [good_response_wins(row_rewards) for _, row_rewards in chosen]
             measurements.append(share_measurement(subset, wins, by, better="higher"))
-    score, note = float(np.mean([each.value or 0.0 for each in measurements])), f"mean of {len(measurements)} subsets"
+    score, note = (
+        float(np.mean([measurement.value or 0.0 for measurement in measurements])),
+        f"mean of {len(measurements)} subsets",
+    )
     measurements.append(Measurement("score", score, None, None, len(rows), by, note, "higher"))
     return Evaluation("rewardbench-2", model.name, {"reward_sha256": model.fingerprint}, measurements, {})
 
@@ -375,7 +378,7 @@ def ties_score(rows: Sequence[tuple[str, int, Sequence[float]]]) -> float:
             raise UserError(f"subset Ties: invalid id '{name}'; use tied:<number> or ref:<number>")
         spread[kind][prompt] = max(rewards[:good]) - min(rewards[:good])
         lead[kind][prompt] = min(rewards[:good]) - max(rewards[good:])
-    right = {kind: float(np.mean([value > 0 for value in found.values()])) if found else 0.0 for kind, found in lead.items()}
+    right = {kind: float(np.mean([value > 0 for value in leads.values()])) if leads else 0.0 for kind, leads in lead.items()}
     both = sorted(lead["tied"].keys() & lead["ref"].keys())
     if not both:
         return 0.3 * right["tied"] + 0.3 * right["ref"]

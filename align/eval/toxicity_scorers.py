@@ -111,8 +111,10 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
     options["function_to_apply"] = "softmax" if several else "sigmoid"  # by itself it leaves regression models as they are
 
     def score(texts: list[str]) -> list[float]:
-        found: Any = classify(texts, batch_size=len(texts), **options)
-        return [each["score"] for row in found for each in row if each["label"] == names[label.lower()]]
+        predictions: Any = classify(texts, batch_size=len(texts), **options)
+        return [
+            prediction["score"] for row in predictions for prediction in row if prediction["label"] == names[label.lower()]
+        ]
 
     return score, fingerprint(source) or str(getattr(classifier.config, "_commit_hash", None))
 

@@ -152,8 +152,8 @@ class QuestionFormat:
             messages = self.messages(question)
             if not answers:
                 return tokenization.prompt_ids(messages), []
-            prompt, found = tokenization.answers_ids(messages, answers)
-            return prompt, [ids[:-1] for ids in found]
+            prompt, answer_ids = tokenization.answers_ids(messages, answers)
+            return prompt, [ids[:-1] for ids in answer_ids]
         return tokenization.continuations(self.text(question), [f" {answer}" for answer in answers])
 
 
@@ -206,9 +206,9 @@ def score_choices(evaluated: EvaluatedModel, questions: Sequence[Question], ques
     log_likelihoods = answer_log_likelihoods(backbone, choices, budget, evaluated.accelerator)
     rows: list[Json] = []
     for question, values in zip(questions, log_likelihoods, strict=True):
-        found = dict(zip(question.answers, values, strict=True))
-        correct, incorrect = ([found[answer] for answer in part] for part in (question.correct, question.incorrect))
-        rows.append({"best": found[question.best], "correct": correct, "incorrect": incorrect})
+        by_answer = dict(zip(question.answers, values, strict=True))
+        correct, incorrect = ([by_answer[answer] for answer in part] for part in (question.correct, question.incorrect))
+        rows.append({"best": by_answer[question.best], "correct": correct, "incorrect": incorrect})
     return rows
 
 
@@ -223,7 +223,7 @@ def choice_measurements(
     ]
     measurements = []
     for name in scores[0]:
-        guessed = sum(each[name] for each in by_guessing) / len(questions)
+        guessed = sum(metrics[name] for metrics in by_guessing) / len(questions)
         note = f"prompt {prompt}{' in chat' if chat else ''}; chance is {guessed:.3f}"
         values = [score[name] for score in scores]
         measurements.append(share_measurement(name, values, "log-likelihood", note, better="higher"))

@@ -147,10 +147,10 @@ def match_references(rows: Sequence[LabeledAnswer], source: str, skip_bad_rows: 
     if not source:
         return {}
     known = {question.text: question for question in read_questions(source, skip_bad_rows)}
-    asked = {row.question for row in rows}
-    if not asked & known.keys():
-        raise UserError(f"questions: {source} contains none of the {len(asked)} questions of the labeled answers")
-    if missing := sorted(asked - known.keys()):
+    questions = {row.question for row in rows}
+    if not questions & known.keys():
+        raise UserError(f"questions: {source} contains none of the {len(questions)} questions of the labeled answers")
+    if missing := sorted(questions - known.keys()):
         print(f"{source}: no reference answers to {counted(len(missing), 'question')}, such as {missing[0]!r}")
     return known
 

@@ -79,7 +79,9 @@ class ResponseVotes:
     @cached_property
     def verdicts(self) -> dict[str, str]:
         """Verdict on each question: the lead's, or else the majority's. A tie is unsure."""
-        return {asked: self.decisions.get(asked) or majority(votes, tie=UNSURE) for asked, votes in self.votes.items()}
+        return {
+            question: self.decisions.get(question) or majority(votes, tie=UNSURE) for question, votes in self.votes.items()
+        }
 
     def says_yes(self, question: str) -> bool:
         """Return whether the majority answered yes."""
@@ -156,13 +158,13 @@ def _responses_of_ranking(fields: Mapping[str, Any], _number: str) -> list[Respo
         raise field_error("flags", "applies to the whole ranking", "use one list per response")
     if fields.get("choice") is not None or fields.get("decision"):
         return []
-    more = [check_texts(names, "also_by") for names in fields.get("also_by") or [[]] * len(models)]
+    other_models = [check_texts(names, "also_by") for names in fields.get("also_by") or [[]] * len(models)]
     prompt, category = str(fields.get("prompt")), fields.get("category")
     return [
         ResponseVotes(
             name, prompt, {flag_id(flag): [FOLLOWS if flag in names else VIOLATES] for flag in FLAGS}, category, rating
         )
-        for model, others, rating, names in zip(models, more, ratings, flags, strict=True)
+        for model, others, rating, names in zip(models, other_models, ratings, flags, strict=True)
         for name in (model, *others)
     ]
 
@@ -207,11 +209,11 @@ def violation_measurements(
     for name in [OVERALL, *rules] if rules else []:
         of_rule = rules if name == OVERALL else [name]
         decided, unsure, note = list[tuple[str, bool]](), 0, ""
-        for each in responses:
-            given = {each.verdicts[rule] for rule in of_rule if rule in each.verdicts}
-            unsure += UNSURE in given and VIOLATES not in given
-            if VIOLATES in given or given == {FOLLOWS}:
-                decided.append((each.prompt, VIOLATES in given))
+        for response in responses:
+            verdicts = {response.verdicts[rule] for rule in of_rule if rule in response.verdicts}
+            unsure += UNSURE in verdicts and VIOLATES not in verdicts
+            if VIOLATES in verdicts or verdicts == {FOLLOWS}:
+                decided.append((response.prompt, VIOLATES in verdicts))
         violations = sum(violates for _, violates in decided)
         if unsure:
             count = len(decided) + unsure
@@ -225,11 +227,11 @@ def violation_measurements(
 def verdict_table(responses: Sequence[ResponseVotes]) -> list[Json]:
     """Return the number of responses per verdict and the labeler agreement, by rule or question."""
     rows = []
-    for question in sorted({question for each in responses for question in each.votes} - set(map(flag_id, FLAGS))):
-        asked = [each for each in responses if question in each.votes]
-        counts = Counter(each.verdicts[question] for each in asked)
-        pairs = [first == second for each in asked for first, second in combinations(each.votes[question], 2)]
-        row = {"question": question, "n": len(asked), **{verdict: counts[verdict] for verdict in VERDICTS}}
+    for question in sorted({question for response in responses for question in response.votes} - set(map(flag_id, FLAGS))):
+        judged = [response for response in responses if question in response.votes]
+        counts = Counter(response.verdicts[question] for response in judged)
+        pairs = [first == second for response in judged for first, second in combinations(response.votes[question], 2)]
+        row = {"question": question, "n": len(judged), **{verdict: counts[verdict] for verdict in VERDICTS}}
         rows.append({**row, "labelers agree": round(sum(pairs) / len(pairs), 3) if pairs else None})
     return rows
 
@@ -246,7 +248,9 @@ def grounding_measurements(responses: Sequence[ResponseVotes]) -> list[Measureme
     def share(name: str, among: Sequence[ResponseVotes], counts: Callable[[ResponseVotes], bool], note: str) -> Measurement:
         return share_of(name, [(each.prompt, counts(each)) for each in among], note, "higher")
 
-    judged, helpful, in_role = ([each for each in responses if asked in each.votes] for asked in (CLAIM, HELPFUL, IN_ROLE))
+    judged, helpful, in_role = (
+        [each for each in responses if question in each.votes] for question in (CLAIM, HELPFUL, IN_ROLE)
+    )
     measurements, note = list[Measurement](), "of all responses"
     if judged:
         claims = [each for each in judged if each.says_yes(CLAIM)]
@@ -277,8 +281,10 @@ def texts_by_author(
     Raises:
         UserError: if people, models or the control (empty: none) wrote none of them; `where` names the files.
     """
-    texts = {model: [each for each in responses if AUTHORSHIP in each.votes] for model, responses in by_model.items()}
-    texts = {author: found for author, found in texts.items() if found}
+    texts = {
+        model: [response for response in responses if AUTHORSHIP in response.votes] for model, responses in by_model.items()
+    }
+    texts = {author: author_texts for author, author_texts in texts.items() if author_texts}
     models = [author for author in texts if author not in people]
     if control and not texts:
         raise UserError(f"{where}: no answers to rule {AUTHORSHIP}; label with forms/rules/authorship.yaml")
@@ -358,17 +364,20 @@ def label_measurements(responses: Sequence[ResponseVotes], closed_domain: Sequen
 
     Each labeler's answer counts; intervals resample prompts with all judgments of their answers.
     """
-    rated = [each for each in responses if each.rating is not None]
-    ratings, prompts = [float(each.rating or 0) for each in rated], number_prompts([each.prompt for each in rated])
-    fit = [(each.prompt, not each.says_yes(UNFIT)) for each in responses]
+    rated = [response for response in responses if response.rating is not None]
+    ratings, prompts = (
+        [float(response.rating or 0) for response in rated],
+        number_prompts([response.prompt for response in rated]),
+    )
+    fit = [(response.prompt, not response.says_yes(UNFIT)) for response in responses]
     measurements = [
         mean_measurement("rating", ratings, PEOPLE, "", "no such answer was judged", prompts, "higher"),
         share_of("appropriate for an assistant", fit, "", "higher", PEOPLE),
     ]
     flags = [("hallucination, closed domain", HALLUCINATION)] if closed_domain else []
     for name, question in [*flags, *((flag_id(flag), flag_id(flag)) for flag in FLAGS)]:
-        among = responses if name == question else [each for each in responses if each.category in closed_domain]
-        flagged = [(each.prompt, each.says_yes(question)) for each in among]
+        among = responses if name == question else [response for response in responses if response.category in closed_domain]
+        flagged = [(response.prompt, response.says_yes(question)) for response in among]
         measurements.append(share_of(name, flagged, "", "lower", PEOPLE))
     return measurements
 

@@ -112,8 +112,8 @@ class WinrateConfig(FewShotConfig, EndpointConfig, EvalPromptsConfig, AnsweringC
     def __post_init__(self) -> None:
         super().__post_init__()
         require_setting(self, "anchors", bool(self.difficulty or not self.anchors), "set together with difficulty")
-        given = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]
-        if sum(given) != 1:
+        sources = [bool(way) for way in (self.comparisons, self.reward_model, self.judge, self.endpoint)]
+        if sum(sources) != 1:
             raise UserError("set exactly one of comparisons, reward_model, judge and endpoint")
 
 
@@ -149,7 +149,7 @@ def run_winrate(config: WinrateConfig) -> list[Evaluation]:
         for (number, one, other), outcome in zip(pairs, outcomes, strict=True):
             lengths = len(answers[one][number].text), len(answers[other][number].text)
             comparisons.append(PairwiseComparison(number, one, other, outcome[0], lengths, outcome[1], int(number) - 1))
-    models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
+    models = list(dict.fromkeys(name for comparison in comparisons for name in (comparison.first, comparison.second)))
     tables = {"pairs": pair_table(comparisons, models)}
     baseline = find_baseline(comparisons, short_name_of(config.baseline, config.models))
     if difficulty and not baseline:
@@ -169,10 +169,10 @@ def find_baseline(comparisons: Sequence[PairwiseComparison], name: str = "") -> 
     Raises:
         UserError: if `name` is in no comparison.
     """
-    models = list(dict.fromkeys(name for each in comparisons for name in (each.first, each.second)))
+    models = list(dict.fromkeys(name for comparison in comparisons for name in (comparison.first, comparison.second)))
     if name and name not in models:
         raise UserError(f"baseline is '{name}', which is in no comparison; the models are {', '.join(models)}")
-    in_all = [model for model in models if all(model in (each.first, each.second) for each in comparisons)]
+    in_all = [model for model in models if all(model in (comparison.first, comparison.second) for comparison in comparisons)]
     return name or next(iter(in_all), "")
 
 
@@ -189,15 +189,15 @@ def model_measurements(
     difficulty: PromptDifficulty | None = None,
 ) -> list[Measurement]:
     """Measure one model against all others. With `difficulty`, add length control against the baseline."""
-    own = [comparison for comparison in comparisons if model in (comparison.first, comparison.second)]
-    count, flips = len(own), sum(comparison.flipped for comparison in own)
-    ties = sum(comparison.outcome == 0.5 for comparison in own) / count
+    model_comparisons = [comparison for comparison in comparisons if model in (comparison.first, comparison.second)]
+    count, flips = len(model_comparisons), sum(comparison.flipped for comparison in model_comparisons)
+    ties = sum(comparison.outcome == 0.5 for comparison in model_comparisons) / count
     if difficulty is None:
-        length_controlled = length_controlled_measurement(own, model, scorer, baseline)
+        length_controlled = length_controlled_measurement(model_comparisons, model, scorer, baseline)
     else:
-        length_controlled = difficulty_controlled_measurement(own, model, baseline, scorer, difficulty)
+        length_controlled = difficulty_controlled_measurement(model_comparisons, model, baseline, scorer, difficulty)
     measurements = [
-        Measurement("win rate", *win_rate(own, model), count, scorer, "ties count as half", "higher"),
+        Measurement("win rate", *win_rate(model_comparisons, model), count, scorer, "ties count as half", "higher"),
         length_controlled,
         Measurement("ties", ties, None, None, count, scorer),
     ]
@@ -226,8 +226,8 @@ def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[Pairwise
             decisions[shown] = number
         return [(shown, number, each) for each in compared]
 
-    found = parse_rows(files, parse, "no comparisons of two models", skip_bad_rows=skip_bad_rows)
-    return [each for shown, number, each in found if decisions.get(shown, number) == number]
+    parsed = parse_rows(files, parse, "no comparisons of two models", skip_bad_rows=skip_bad_rows)
+    return [each for shown, number, each in parsed if decisions.get(shown, number) == number]
 
 
 BASELINE = "baseline"
@@ -285,11 +285,11 @@ def rewards_by_number(
 ) -> dict[str, float]:
     """Return the stored reward of a model's answer to each prompt."""
     name, policy = f"{TASK}-{evaluated.name}", evaluated.loaded.tokenization
-    found = reward_answers(evaluated.context, name, reward, sampled, policy, evaluated.settings)
+    rewards = reward_answers(evaluated.context, name, reward, sampled, policy, evaluated.settings)
     if reward.fingerprint in training_reward_fingerprints(evaluated.source):
         optimized = "so its win rate is biased"
         console.print(f"{evaluated.name} was trained on this reward model, {optimized}")
-    return {number: reward for number, (reward,) in zip(sampled, found, strict=True)}
+    return {number: reward for number, (reward,) in zip(sampled, rewards, strict=True)}
 
 
 def training_reward_fingerprints(model: str) -> set[str]:
@@ -323,8 +323,8 @@ class FunctionJudge:
 
     def __call__(self, prompts: Sequence[Conversation], firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
         who, rule = f"judge '{self.name}'", "a verdict must be a number from 0 (the second is better) to 1"
-        given = call_own_code(who, self.function, prompts, firsts, seconds, advice=RESUME_HINT)
-        return checked_scores(given, len(prompts), who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
+        verdicts = call_own_code(who, self.function, prompts, firsts, seconds, advice=RESUME_HINT)
+        return checked_scores(verdicts, len(prompts), who, low=0, high=1, items="comparisons", rule=rule, advice=RESUME_HINT)
 
 
 class EndpointJudge:
@@ -379,8 +379,10 @@ def judge_both_orders(judge: PreferenceJudge, questions: Sequence[AnswerPair]) -
     Returns:
         For each question the outcome for its first answer, and whether the verdict changed with the order.
     """
-    asked = [question for question in questions if question[1] != question[2]]
-    both_orders = [order for prompt, first, second in asked for order in ((prompt, first, second), (prompt, second, first))]
+    distinct = [question for question in questions if question[1] != question[2]]
+    both_orders = [
+        order for prompt, first, second in distinct for order in ((prompt, first, second), (prompt, second, first))
+    ]
     probabilities = judge(*map(list, zip(*both_orders, strict=True))) if both_orders else []
     verdict_pairs = iter(zip(probabilities[::2], probabilities[1::2], strict=True))
     outcomes = []

@@ -57,9 +57,9 @@ class GatedLlama(LlamaPreTrainedModel):
     @staticmethod
     def reward_model(backbone: Backbone, tokenization: Tokenization, name: str) -> "GatedRewardModel":
         """Return the reward model around a loaded `GatedLlama`. Raises: UserError if its template opens no answer."""
-        asked = user_turn("Hi")
-        asking = tokenization.chat.template_ids(tokenization.chat.render(asked, generation_prompt=False))
-        opening = tokenization.chat.template_ids(tokenization.chat.render(asked))[len(asking) :]
+        prompt = user_turn("Hi")
+        asking = tokenization.chat.template_ids(tokenization.chat.render(prompt, generation_prompt=False))
+        opening = tokenization.chat.template_ids(tokenization.chat.render(prompt))[len(asking) :]
         if not opening:
             raise UserError(f"{name}: its chat template has no generation prompt, which the gating layer needs")
         return GatedRewardModel(backbone, opening)

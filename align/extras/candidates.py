@@ -42,8 +42,8 @@ class AttributeCandidates(CandidateScorer):
         self.rank = Expression(settings.rank, names, "attributes.rank") if settings.rank else None
 
     def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
-        how = (self.dtype, policy.tokenization, Accelerator(cpu=computes_on_cpu()), self.budget)
-        self.attributes = AttributeScorer(self.settings.model, *how)(rows)
+        options = (self.dtype, policy.tokenization, Accelerator(cpu=computes_on_cpu()), self.budget)
+        self.attributes = AttributeScorer(self.settings.model, *options)(rows)
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
         kept = choose({row: self.attributes[row] for row in candidates}, self.condition, self.rank)
@@ -77,8 +77,8 @@ class RuleCandidates(CandidateScorer):
 
     def score(self, policy: LoadedModel, prompts: Sequence[EncodedPrompt], rows: Sequence[SampledResponse]) -> None:
         judge = load_reward_model(self.settings.model, self.dtype, kind=RULE)
-        given = RuleScorer(scorer_of(policy, judge, self.budget), self.rules, judge.loaded.tokenization)(rows)
-        self.violates: dict[str, list[float]] = dict(zip(self.rules, given.tolist(), strict=True))
+        violations = RuleScorer(scorer_of(policy, judge, self.budget), self.rules, judge.loaded.tokenization)(rows)
+        self.violates: dict[str, list[float]] = dict(zip(self.rules, violations.tolist(), strict=True))
 
     def choose(self, candidates: Mapping[int, float]) -> dict[int, float]:
         rows, rewards = list(candidates), list(candidates.values())
@@ -87,7 +87,11 @@ class RuleCandidates(CandidateScorer):
         return {rows[best]: rewards[best]}
 
     def columns(self, kept: Sequence[int]) -> dict[str, object]:
-        return {"violates": {rule: [round(given[row], 6) for row in kept] for rule, given in self.violates.items()}}
+        return {
+            "violates": {
+                rule: [round(probabilities[row], 6) for row in kept] for rule, probabilities in self.violates.items()
+            }
+        }
 
 
 def geometric_mean(probabilities: Sequence[float]) -> float:
@@ -107,7 +111,7 @@ def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], 
             there is none, the highest geometric mean. `multiply` takes the highest sigmoid(reward - mean reward) x
             geometric mean (after Glaese et al. 2022, section 2.7).
     """
-    compliance, mean = [geometric_mean(each) for each in follows], sum(rewards) / len(rewards)
+    compliance, mean = [geometric_mean(probabilities) for probabilities in follows], sum(rewards) / len(rewards)
     scores = compliance
     if use == "multiply":  # a sigmoid by tanh does not overflow
         scores = [(1 + math.tanh((reward - mean) / 2)) / 2 * rule for reward, rule in zip(rewards, compliance, strict=True)]

@@ -139,10 +139,17 @@ class Loop:
 
     def _train_reward(self, number: int, member: int) -> dict[str, Any]:
         rounds = range(1, number + 1)
-        weights = [self.config.earlier_weight ** (number - each) for each in rounds]
-        files = [f"{self.folder}/round-{each}/train.jsonl={weight:g}" for each, weight in zip(rounds, weights, strict=True)]
+        weights = [self.config.earlier_weight ** (number - round_number) for round_number in rounds]
+        files = [
+            f"{self.folder}/round-{round_number}/train.jsonl={weight:g}"
+            for round_number, weight in zip(rounds, weights, strict=True)
+        ]
         files += [self.config.more_rankings] if self.config.more_rankings else []
-        held_out = [f"{self.folder}/round-{each}/heldout.jsonl" for each in rounds if self._rows(each, "heldout.jsonl")]
+        held_out = [
+            f"{self.folder}/round-{round_number}/heldout.jsonl"
+            for round_number in rounds
+            if self._rows(round_number, "heldout.jsonl")
+        ]
         config = replace(
             self.reward,
             model=self.config.model,

@@ -137,12 +137,12 @@ class AnswerScorer:
 
     def __call__(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
         """Score each response, higher is better. Prompts are strings or turns."""
-        conversations = [Prompt.from_row({"prompt": each}).prompt for each in prompts]
+        conversations = [Prompt.from_row({"prompt": prompt}).prompt for prompt in prompts]
         if self.reward is None:
             return call_reward_function(self.functions[0], conversations, responses)
         loaded, pairs = self.reward.loaded, zip(conversations, responses, strict=True)
         encode, scorer = partial(loaded.tokenization.answer_ids, whole=False), scorer_of(loaded, self.reward, BATCH_TOKENS)
-        return scorer([SampledResponse(asked, *encode(asked, text), text) for asked, text in pairs])
+        return scorer([SampledResponse(conversation, *encode(conversation, text), text) for conversation, text in pairs])
 
 
 class SimulatedLabeler:
@@ -275,16 +275,16 @@ def merge_answers(parts: Sequence[Sequence[Row]], prefix: str) -> list[Row]:
     """
     merged = []
     for rows in zip(*parts, strict=True):
-        found: dict[str, tuple[str, str]] = {}
+        answers: dict[str, tuple[str, str]] = {}
         for row in rows:
             reasons = row.get("finish_reason") or ["stop"] * len(row["responses"])
             for text, model, reason in zip(row["responses"], row["model"], reasons, strict=True):
                 if text.strip():
-                    found.setdefault(text, (model, reason))
-        if len(found) > 1:
+                    answers.setdefault(text, (model, reason))
+        if len(answers) > 1:
             first = {**rows[0], "id": f"{prefix}{rows[0]['id']}"}
             first.pop("rewards", None)
-            merged.append({**first, "responses": list(found), "model": [model for model, _ in found.values()]})
+            merged.append({**first, "responses": list(answers), "model": [model for model, _ in answers.values()]})
             if "finish_reason" in first:
-                merged[-1]["finish_reason"] = [reason for _, reason in found.values()]
+                merged[-1]["finish_reason"] = [reason for _, reason in answers.values()]
     return merged

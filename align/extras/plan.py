@@ -378,7 +378,7 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     if separate:
         weights += sum(weight.numel() * weight.element_size() for weight in trained)
         trained = trained * 2
-    return StageWork("ppo", config, phases, weights, trained, decoded=own * config.max_new_tokens * batches)
+    return StageWork("ppo", config, phases, weights, trained, decoded=backbone_bytes * config.max_new_tokens * batches)
 
 
 def _trained(loaded: LoadedModel) -> list[Tensor]:

@@ -95,11 +95,13 @@ def complete_settings(
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 
-    own, given = run_settings(dtype, max_grad_norm), _without_auto(stored)
-    unknown = sorted(key for key, value in given.items() if key not in INSTEAD and key not in APPLIED and _is_on(value))
+    run_values, launcher_values = run_settings(dtype, max_grad_norm), _without_auto(stored)
+    unknown = sorted(
+        key for key, value in launcher_values.items() if key not in INSTEAD and key not in APPLIED and _is_on(value)
+    )
     if unknown:
         raise UserError(f"{where}: {unknown[0]} is not supported; remove it")
-    zero = dict(given.get("zero_optimization") or {})
+    zero = dict(launcher_values.get("zero_optimization") or {})
     for name in sorted(REFUSED_IN_ZERO & zero.keys()):
         if zero[name] != DeepSpeedZeroConfig.model_fields[name].default:
             raise UserError(f"{where}: zero_optimization.{name} changes results and is not supported; remove it")
@@ -108,7 +110,9 @@ def complete_settings(
             f"{where}: zero_optimization.stage is {zero.get('stage', 'missing')}; set 1, 2 or 3, or launch without "
             "DeepSpeed (configs/accelerate/ddp.yaml)"
         )
-    overridden = [key for key in INSTEAD if key in given and not _agrees(given[key], own.get(key))]
+    overridden = [
+        key for key in INSTEAD if key in launcher_values and not _agrees(launcher_values[key], run_values.get(key))
+    ]
     if zero["stage"] == 3:  # otherwise a trained model could not be saved
         zero[SAVE_16BIT] = True
     for name in ("offload_optimizer", "offload_param"):  # pinned memory, which accelerate's files cannot ask for
@@ -121,7 +125,11 @@ def complete_settings(
         name = ".".join(map(str, ("zero_optimization", *first["loc"])))
         raise UserError(f"{where}: {name}: {first['msg']}; correct or remove it") from error
     # Each process adds float32 gradients to those of the others, as in `TrainEngine`.
-    settings = {"communication_data_type": "fp32"} | {key: value for key, value in given.items() if key in APPLIED} | own
+    settings = (
+        {"communication_data_type": "fp32"}
+        | {key: value for key, value in launcher_values.items() if key in APPLIED}
+        | run_values
+    )
     return settings | {"zero_optimization": zero}, _line(overridden, where)
 
 
@@ -132,8 +140,8 @@ def _line(overridden: list[str], where: str) -> str:
 
 def _without_auto(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without `auto` values."""
-    kept = {key: each for key, each in value.items() if each != AUTO and each is not None}
-    return {key: _without_auto(each) if isinstance(each, dict) else each for key, each in kept.items()}
+    kept = {key: item for key, item in value.items() if item != AUTO and item is not None}
+    return {key: _without_auto(item) if isinstance(item, dict) else item for key, item in kept.items()}
 
 
 def _is_on(value: Any) -> bool:

@@ -311,9 +311,9 @@ def max_across_processes(number: int, accelerator: Accelerator) -> int:
     """Maximum of a number over all processes."""
     if accelerator.num_processes == 1:
         return number
-    found = torch.tensor(number, device=accelerator.device)
-    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
-    return int(found)
+    value = torch.tensor(number, device=accelerator.device)
+    torch.distributed.all_reduce(value, op=torch.distributed.ReduceOp.MAX)
+    return int(value)
 
 
 def sum_across_processes(values: Tensor, accelerator: Accelerator) -> Tensor:

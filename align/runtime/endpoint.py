@@ -175,7 +175,7 @@ def request_verdicts(
             raise UserError(f"{address}: no verdict in the response {text[-80:]!r}{end}")
         return meanings[named[-1].upper()]
 
-    asked = list(dict.fromkeys(questions))
+    distinct = list(dict.fromkeys(questions))
     with ThreadPoolExecutor(config.endpoint_parallel) as pool:
-        found = dict(zip(asked, pool.map(ask, asked), strict=True))
-    return [found[question] for question in questions]
+        verdicts = dict(zip(distinct, pool.map(ask, distinct), strict=True))
+    return [verdicts[question] for question in questions]

@@ -60,12 +60,12 @@ class TransformersEngine:
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
         loaded, accelerator = self.loaded, self.train_engine.accelerator
         uniforms = row_uniforms(len(prompts), sampling, *seed)
-        own = shard_of_process(range(len(prompts)), accelerator)
-        own_prompts = [prompts[row] for row in own]
+        assigned = shard_of_process(range(len(prompts)), accelerator)
+        own_prompts = [prompts[row] for row in assigned]
         stops = sampling.stops(loaded.tokenization.end_ids)
         with self._gathered_weights(self._fits_whole(prompts, sampling)), loaded.backbone.adapter(loaded.adapter):
-            sampled = sample(loaded.backbone, own_prompts, uniforms[own], sampling, stops)
-        rows = sorted(gather_rows(list(zip(own, sampled.ids, sampled.ended, strict=True)), accelerator))
+            sampled = sample(loaded.backbone, own_prompts, uniforms[assigned], sampling, stops)
+        rows = sorted(gather_rows(list(zip(assigned, sampled.ids, sampled.ended, strict=True)), accelerator))
         return Responses([ids for _, ids, _ in rows], [ended for _, _, ended in rows])
 
     def weights_changed(self) -> None:
@@ -85,14 +85,14 @@ class TransformersEngine:
         sharded = [weight for weight in backbone.model.parameters() if is_sharded(weight)]
         if not sharded:
             return True
-        own = math.ceil(len(prompts) / run.accelerator.num_processes)
-        tokens = min(own * (max(map(len, prompts), default=0) + sampling.max_new_tokens), sampling.batch_tokens)
-        needed = sum(map(full_nbytes, sharded)) + cache_bytes(backbone, tokens, own)
+        rows = math.ceil(len(prompts) / run.accelerator.num_processes)
+        tokens = min(rows * (max(map(len, prompts), default=0) + sampling.max_new_tokens), sampling.batch_tokens)
+        needed = sum(map(full_nbytes, sharded)) + cache_bytes(backbone, tokens, rows)
         left = -max_across_processes(-run.memory.left(), run.accelerator)
         whole = needed <= left
         if whole != self.sampled_whole:
-            how = "all weights gathered at once" if whole else "weights gathered layer by layer, which is slower"
-            run.print(f"sampling with {how}: all weights need {needed / GIB:.2f} GiB, {left / GIB:.2f} GiB free")
+            mode = "all weights gathered at once" if whole else "weights gathered layer by layer, which is slower"
+            run.print(f"sampling with {mode}: all weights need {needed / GIB:.2f} GiB, {left / GIB:.2f} GiB free")
         self.sampled_whole = whole
         return whole
 

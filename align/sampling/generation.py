@@ -86,8 +86,8 @@ def sample(
     was_training = backbone.model.training
     backbone.model.eval()  # gradient checkpointing disables the cache in training mode
     for rows in cut_by_tokens([len(prompt) + sampling.max_new_tokens for prompt in prompts], sampling.batch_tokens):
-        asked = [prompts[row] for row in rows]
-        tokens, lengths, closed = _sample_batch(backbone, asked, uniforms[rows], sampling, ends, warpers)
+        batch_prompts = [prompts[row] for row in rows]
+        tokens, lengths, closed = _sample_batch(backbone, batch_prompts, uniforms[rows], sampling, ends, warpers)
         for row, response, length, end in zip(rows, tokens.tolist(), lengths.tolist(), closed.tolist(), strict=True):
             ids[row], ended[row] = response[:length], end
         if on_rows is not None:

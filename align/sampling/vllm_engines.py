@@ -214,12 +214,12 @@ class Client(VLLMClient):
                 answer = requests.get(f"{self.base_url}/health", timeout=min(HEALTH_SECONDS, self.timeout))
                 if answer.status_code == 200:
                     return
-                found = f"it answers {answer.status_code}"
+                status = f"it answers {answer.status_code}"
             except requests.RequestException as error:
-                found = type(error).__name__
+                status = type(error).__name__
             if time.monotonic() - started >= total_timeout:
                 raise UserError(
-                    f"vLLM server {self.base_url}: not available after {total_timeout:g} s ({found}); start it as "
+                    f"vLLM server {self.base_url}: not available after {total_timeout:g} s ({status}); start it as "
                     "described in docs/clusters.md or correct vllm.url"
                 )
             time.sleep(retry_interval)

@@ -57,10 +57,10 @@ class Tokenization:
         self._tails: dict[tuple[str, ...], str] = {}
         self._closings: dict[str, int | None] = {}
         self._begun, self._header = self._find_beginnings()
-        asked = self.chat.render(({"role": "user", "content": "Hi"},))
+        prompt_text = self.chat.render(({"role": "user", "content": "Hi"},))
         # SentencePiece prepends a space to the first word of a text, but not after a newline.
         self._joins = all(
-            self.chat.template_ids(asked + text) == self.chat.template_ids(asked) + self.chat.template_ids(text)
+            self.chat.template_ids(prompt_text + text) == self.chat.template_ids(prompt_text) + self.chat.template_ids(text)
             for text in JOINED
         )
 
@@ -93,14 +93,17 @@ class Tokenization:
             or "". And the ids of a header with special tokens that the model writes before its answer (gpt-oss).
         """
         prompt: Conversation = ({"role": "user", "content": "Hi"},)
-        asked, told = self.chat.render(prompt), self.chat.render((*prompt, {"role": "assistant", "content": MARKER}), False)
-        head = told.rsplit(MARKER, 1)[0]
-        begun = asked.removeprefix(head) if asked.startswith(head) else ""
+        prompt_text, full_text = (
+            self.chat.render(prompt),
+            self.chat.render((*prompt, {"role": "assistant", "content": MARKER}), False),
+        )
+        head = full_text.rsplit(MARKER, 1)[0]
+        begun = prompt_text.removeprefix(head) if prompt_text.startswith(head) else ""
         if any(text in begun for text in self._end_texts):  # T5 templates end a prompt with <eos>, which looks like a tag
             begun = ""
         closed = {tag.lower() for tag in _CLOSING_TAG.findall(begun)}
         opens = any(tag.lower() not in closed for tag in _OPENING_TAG.findall(begun))
-        header = self.chat.template_ids(head.removeprefix(asked)) if head.startswith(asked) else []
+        header = self.chat.template_ids(head.removeprefix(prompt_text)) if head.startswith(prompt_text) else []
         return begun if opens else "", header if self.chat.special_ids.intersection(header) else []
 
     def prompt_ids(self, prompt: Conversation) -> list[int]:
@@ -143,24 +146,26 @@ class Tokenization:
     ) -> tuple[list[int], list[list[int]]]:
         """Return a prompt and several recorded answers, see `answer_ids`. The prompt is their common prefix."""
         self.chat.require_turns(prompt)
-        asked = self.chat.render(prompt)
+        prompt_text = self.chat.render(prompt)
         opening = (
-            self.chat.conversation_ids(prompt) if self.chat.spells_special_token(prompt) else self.chat.template_ids(asked)
+            self.chat.conversation_ids(prompt)
+            if self.chat.spells_special_token(prompt)
+            else self.chat.template_ids(prompt_text)
         )
         # An empty answer without EOS has no tokens.
         ends = [not text or is_ended for text, is_ended in zip(texts, ended or [True] * len(texts), strict=True)]
         if self.chat.encoder_decoder:
             answers = [self.response_ids(text) for text in texts]
             return opening, [ids if end else ids[:-1] for ids, end in zip(answers, ends, strict=True)]
-        found: list[tuple[list[int], list[int]]] = []
+        encoded: list[tuple[list[int], list[int]]] = []
         for text, end in zip(texts, ends, strict=True):
             messages: Conversation = (*prompt, {"role": "assistant", "content": text})
             self.chat.require_turns(messages)
-            told = self.chat.render(messages, False)
-            response = self._plain_continuation(asked, told, text, end)
-            found.append((opening, response) if response else self._cut_answer(messages, opening, whole, end))
-        shared = min(len(ids) for ids, _ in found)
-        return opening[:shared], [[*ids[shared:], *response] for ids, response in found]
+            full_text = self.chat.render(messages, False)
+            response = self._plain_continuation(prompt_text, full_text, text, end)
+            encoded.append((opening, response) if response else self._cut_answer(messages, opening, whole, end))
+        shared = min(len(ids) for ids, _ in encoded)
+        return opening[:shared], [[*ids[shared:], *response] for ids, response in encoded]
 
     def _plain_continuation(self, asked: str, told: str, text: str, ended: bool) -> list[int] | None:
         """Return the ids of an answer and its end token, or None if the template writes anything else after the prompt.
@@ -186,9 +191,9 @@ class Tokenization:
         self, messages: Conversation, opening: list[int], whole: bool, ended: bool
     ) -> tuple[list[int], list[int]]:
         """Split a rendered conversation into prompt and last answer."""
-        asked, told = self.chat.render(messages[:-1]), self.chat.render(messages, False)
+        prompt_text, full_text = self.chat.render(messages[:-1]), self.chat.render(messages, False)
         tail = self._tail(messages)
-        head, _ = self._split_tail(told, tail)
+        head, _ = self._split_tail(full_text, tail)
         if whole and not _letters(head).endswith(_letters(messages[-1]["content"])):
             raise ConversationError(
                 f"the chat template leaves out or changes a part of the answer {messages[-1]['content'][:40]!r}...; remove "
@@ -197,17 +202,17 @@ class Tokenization:
         spelled = self.chat.spells_special_token(messages)
         if spelled:
             marked = self.chat.marked(messages)
-            asked, told = self.chat.render(marked[:-1]), self.chat.render(marked, False)
-        head, tail = self._split_tail(told, tail)
+            prompt_text, full_text = self.chat.render(marked[:-1]), self.chat.render(marked, False)
+        head, tail = self._split_tail(full_text, tail)
         ends = [tail.find(text) + len(text) for text in self._end_texts if text in tail]
         text, closing = head + tail[: min(ends, default=0)], [] if ends else [self.end_id]
         if not ended:
             text, closing = head, []
         ids = [*self.chat.marked_ids(text, spelled), *closing]
         shared = _shared(opening, ids)
-        if told.startswith(asked) and shared < len(opening):
+        if full_text.startswith(prompt_text) and shared < len(opening):
             # A token spans the boundary, which cannot happen in sampling.
-            return opening, [*self.chat.marked_ids(text[len(asked) :], spelled), *closing]
+            return opening, [*self.chat.marked_ids(text[len(prompt_text) :], spelled), *closing]
         shared = min(shared, len(ids) - 1)
         return ids[:shared], ids[shared:]
 
@@ -251,12 +256,17 @@ class Tokenization:
 
     def written_ids(self) -> set[int]:
         """Return the ids that the template and tokenizer write around messages, and all end tokens."""
-        asked: Conversation = ({"role": "user", "content": "a"},)
-        answered: Conversation = (*asked, {"role": "assistant", "content": "a"})
-        ids = {*self.prompt_ids(asked), *self.response_ids("a"), *self.chat.conversation_ids(answered, False), *self.end_ids}
+        user_message: Conversation = ({"role": "user", "content": "a"},)
+        answered: Conversation = (*user_message, {"role": "assistant", "content": "a"})
+        ids = {
+            *self.prompt_ids(user_message),
+            *self.response_ids("a"),
+            *self.chat.conversation_ids(answered, False),
+            *self.end_ids,
+        }
         ids.update(*self.chat.automatic_tokens())
         with suppress(UserError):  # some templates do not support system turns
-            ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *asked)))
+            ids.update(self.prompt_ids(({"role": "system", "content": "a"}, *answered, *user_message)))
         return ids
 
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
@@ -270,10 +280,10 @@ class Tokenization:
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
         self.chat.require_turns(messages)
         spelled = self.chat.spells_special_token(messages)
-        told = self.chat.render(self.chat.marked(messages) if spelled else messages, False)
+        full_text = self.chat.render(self.chat.marked(messages) if spelled else messages, False)
         if not ended:  # `continue_final_message` fails if the template drops thoughts from the answer
-            told, _ = self._split_tail(told, self._tail(messages))
-        ids = self.chat.marked_ids(told, spelled)
+            full_text, _ = self._split_tail(full_text, self._tail(messages))
+        ids = self.chat.marked_ids(full_text, spelled)
         shared = min(_shared(self.prompt_ids(prompt), ids), len(ids) - 1)
         return ids[:shared], ids[shared:]
 
@@ -283,12 +293,15 @@ class Tokenization:
         Both are tokenized together and cut at the length of the text's own ids, as in lm-eval, because a byte-pair tokenizer
         joins a space to the next word. An encoder-decoder reads them apart.
         """
-        asked, encode = self.text_ids(text), self.text_ids
-        encoded = [encode(more) if self.chat.encoder_decoder else encode(text + more)[len(asked) :] for more in following]
-        for more, ids in zip(following, encoded, strict=True):
+        text_ids, encode = self.text_ids(text), self.text_ids
+        encoded = [
+            encode(continuation) if self.chat.encoder_decoder else encode(text + continuation)[len(text_ids) :]
+            for continuation in following
+        ]
+        for continuation, ids in zip(following, encoded, strict=True):
             if not ids:
-                raise UserError(f"{more!r} adds no token after {text[-20:]!r}, so there is nothing to predict")
-        return self.as_whole_text(asked), encoded
+                raise UserError(f"{continuation!r} adds no token after {text[-20:]!r}, so there is nothing to predict")
+        return self.as_whole_text(text_ids), encoded
 
     def text(self, ids: list[int]) -> str:
         """Decode a sampled response without special tokens, the template's end token and surrounding whitespace.

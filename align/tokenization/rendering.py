@@ -160,8 +160,10 @@ class ChatRenderer:
         self, tokenizer: PreTrainedTokenizerBase, chat_template: str, encoder_decoder: bool, reads_pairs: bool
     ) -> None:
         self.tokenizer, self.encoder_decoder = tokenizer, encoder_decoder
-        own = tokenizer.chat_template
-        template = self.template = choose_template(own or (RAW_TEMPLATE if reads_pairs else PLAIN_TEMPLATE), chat_template)
+        tokenizer_template = tokenizer.chat_template
+        template = self.template = choose_template(
+            tokenizer_template or (RAW_TEMPLATE if reads_pairs else PLAIN_TEMPLATE), chat_template
+        )
         self.opening_ids, after = self.automatic_tokens()
         self.closing_ids = after if encoder_decoder else []
         added = tokenizer.added_tokens_decoder
@@ -263,8 +265,8 @@ class ChatRenderer:
 
     def spelled_token(self, texts: Iterable[str]) -> str | None:
         """Return the first special token that one of the texts spells, or None."""
-        found = (self._special_tokens.search(text) for text in texts)
-        return next((match[0] for match in found if match), None)
+        matches = (self._special_tokens.search(text) for text in texts)
+        return next((match[0] for match in matches if match), None)
 
     def spells_special_token(self, messages: Conversation) -> bool:
         """Return whether a message spells a token that only the template may write."""

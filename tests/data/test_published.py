@@ -383,7 +383,9 @@ def test_labels_of_kto_make_pairs_or_are_refused(tmp_path):
     path.write_bytes(lines([rows[0], {**rows[2], "prompt": "Bye"}]))
     wrong = "no usable ranking"
     remedy = "rate two or more responses per prompt"
-    assert error_of(path, Ranking) == f"{path}: {wrong}; {remedy}"
+    message = error_of(path, Ranking)
+    assert message.startswith(f"{path}: {wrong}")
+    assert message.endswith(remedy)
 
 
 MANY = [f"t{number}" for number in range(17)]

@@ -17,7 +17,7 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 BAD_LINES = [
-    (b'{"prompt": "Hi"', "broken JSON (Expecting ',' delimiter, column 16); write one JSON object per line"),
+    (b'{"prompt": "Hi"', "invalid JSON (Expecting ',' delimiter, column 16); write one JSON object per line"),
     (b'{"prompt": "\xe4"}', "not UTF-8 (byte 0xe4 at 13); save the file as UTF-8"),
     (b'"Hi"', "the row is 'Hi', not a JSON object; write one {...} per line"),
     (b'{"prompt": ""}', "field 'prompt': is empty; write the text, or remove the row"),
@@ -38,7 +38,7 @@ def test_bad_rows_of_texts_folders_and_parquet_files_are_named(tmp_path):
     write_parquet(path, [{"prompt": "Hi"}, {"prompt": " "}])
     assert error_of(path).startswith(f"{path}: row 2: field 'prompt': is empty")
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "Hi"}\n{"text"\n{"text": " "}\n')
-    problem = "broken JSON (Expecting ':' delimiter, column 8); write one JSON object per line"
+    problem = "invalid JSON (Expecting ':' delimiter, column 8); write one JSON object per line"
     assert refusal(list, read_texts(str(tmp_path / "a.jsonl"))) == f"{tmp_path}/a.jsonl:2: {problem}"
     assert list(read_texts(str(tmp_path / "a.jsonl"), skip_bad_rows=True)) == [("Hi", None)]
 

@@ -214,7 +214,7 @@ def test_any_header_and_any_cell_are_read(headers, separator, is_named, data):
 @pytest.mark.parametrize("first", ["sep=;\n", "SEP=;\r\n", '"sep=;"\n', "\ufeffsep=;\r\n"])
 def test_a_first_line_that_names_the_separator_is_no_header(tmp_path, first):
     (tmp_path / "a.csv").write_bytes(f'{first}prompt;chosen;rejected\n"a,b,c,d";e;f\n"g;h;i\n'.encode())
-    assert "a.csv:4: broken CSV" in error_of(tmp_path / "a.csv", Ranking)
+    assert "a.csv:4: invalid CSV" in error_of(tmp_path / "a.csv", Ranking)
     (tmp_path / "a.csv").write_bytes(f"{first}prompt;chosen;rejected\na,b,c,d;e;f\n".encode())
     (found,) = read_records(tmp_path / "a.csv", Ranking)
     assert (found.prompt, found.responses) == ((user("a,b,c,d"),), ("e", "f"))

@@ -67,7 +67,7 @@ def test_real_toxicity_prompts_and_plain_ones(tmp_path):
         ('{"text": "x"}', "field 'prompt': is missing"),
         ('{"prompt": "x", "toxicity": 50}', "field 'toxicity': is 50; give a number from 0 to 1"),
         ('{"prompt": "x", "id": "1"}', "field 'id': '1' appears twice"),
-        ("{", "broken JSON"),
+        ("{", "invalid JSON"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(tmp_path, row, complaint):

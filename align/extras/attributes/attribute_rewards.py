@@ -44,10 +44,10 @@ class AttributeScorer:
             model = GenerativeModel(loaded.backbone, self.questions).eval().requires_grad_(False)
         else:
             model, loaded = load_attribute_model(folder, dtype)
-        own, known = loaded.tokenization, knows_tokens_of(loaded.tokenization, policy)
+        tokenization, known = loaded.tokenization, knows_tokens_of(loaded.tokenization, policy)
         profile = flops_profile(loaded.backbone, loaded.adapter)
         self.module = place_frozen_model(model, accelerator)
-        reads = None if own.reads_alike(policy) else own
+        reads = None if tokenization.reads_alike(policy) else tokenization
         place = (loaded.backbone, accelerator, budget, profile)
         self.scorer = RewardModelScorer(self.module, 0.0, *place, reads, reads_given_ids=known)
 
@@ -136,7 +136,7 @@ class AttributeRewards(Extension):
             for token, text in sentences(response.ids, self.policy):
                 prefixes.append(replace(response, ids=self._answer_ids(response, text), text=text, ended=True))
                 places.append((row, token))
-        self.segment_lengths = [(len(each.prompt_ids), [len(each.ids)]) for each in prefixes]
+        self.segment_lengths = [(len(prefix.prompt_ids), [len(prefix.ids)]) for prefix in prefixes]
         rewards = torch.zeros(len(rollout), int(rollout.lengths.max()))
         if places:
             rows, tokens = zip(*places, strict=True)

@@ -114,12 +114,12 @@ class Questions:
 
         For a yes or no it is P(1) from the logits of its two tokens.
         """
-        found = []
+        ratings = []
         for row, number in zip(answers.detach().double().cpu(), numbers, strict=True):
             text = self.texts[number]
             probabilities = torch.softmax(row[[self.answers.index(token) for token in text.answers]], -1)
-            found.append(float(probabilities @ torch.tensor(text.ratings, dtype=torch.float64)))
-        return found
+            ratings.append(float(probabilities @ torch.tensor(text.ratings, dtype=torch.float64)))
+        return ratings
 
 
 class GenerativeModel(LanguageModel):
@@ -211,14 +211,14 @@ class GenerativeForm(AttributeForm):
             answers, numbers, of_questions, of_texts = compute_texts(engine.module, items, engine.accelerator.device)
             ratings = iter(self.questions.ratings(answers, numbers.tolist()))
             losses, generator = iter(of_questions.tolist()), iter(of_texts.tolist())
-            found = []
+            results = []
             for item in items:
                 item_ratings, item_losses = [torch.nan] * len(self.heads), [0.0] * len(self.heads)
                 for number in item.rated_part.attributes:
                     item_ratings[number], item_losses[number] = next(ratings), next(losses)
                 generator_loss = sum(next(generator) for part in item.parts for _ in part.responses)
-                found.append((item_ratings, item_losses, generator_loss))
-            return found
+                results.append((item_ratings, item_losses, generator_loss))
+            return results
 
         predicted, losses, generator = zip(
             *map_rows(self.sizes(examples), budget, engine.accelerator, read_rows), strict=True

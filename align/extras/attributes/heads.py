@@ -89,8 +89,8 @@ class AttributeForm:
             if self.form == "generative":
                 save_model(folder, self.loaded, weights, card, {ATTRIBUTE.metadata_file: metadata})
                 return
-            weight, more = state["linear.weight"], {"heads": state["linear.weight"], "biases": state["linear.bias"]}
-            save_reward_model(folder, self.loaded, weights, weight[:1], metadata, card, ATTRIBUTE, more)
+            weight, tensors = state["linear.weight"], {"heads": state["linear.weight"], "biases": state["linear.bias"]}
+            save_reward_model(folder, self.loaded, weights, weight[:1], metadata, card, ATTRIBUTE, tensors)
 
         run_on_main(write, run.accelerator)
 
@@ -159,8 +159,8 @@ class HeadForm(AttributeForm):
 def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
     """Return the metrics of one head on held-out responses; docs/rules.md defines each."""
     if head.kind == "binary":
-        found = rule_metrics(list(map(ScoredJudgment, [""] * len(targets), predicted.tolist(), targets.tolist())))
-        return {name: found[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in found}
+        metrics = rule_metrics(list(map(ScoredJudgment, [""] * len(targets), predicted.tolist(), targets.tolist())))
+        return {name: metrics[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in metrics}
     return {
         "error": float((predicted - targets).abs().mean()),
         "correlation": correlation(predicted.numpy(), targets.numpy()),
@@ -189,5 +189,5 @@ def encoded_ratings(
 
 def encode_preferences(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedTask]:
     """Return rankings as examples of the preference's head. Raises: see `encode_rankings`."""
-    found = encode_rankings(data, loaded, limits, skip_bad_rows)
-    return [EncodedTask(item.prompt, item.responses, ranks=item.ranks) for item in found]
+    rankings = encode_rankings(data, loaded, limits, skip_bad_rows)
+    return [EncodedTask(item.prompt, item.responses, ranks=item.ranks) for item in rankings]

@@ -121,7 +121,7 @@ def make_student(
 
 def common_rows(teacher: LoadedModel, student: LoadedModel) -> int:
     """Return the number of tokens that both models predict. The larger matrix has more padding rows."""
-    return min(vocabulary_rows(each.backbone.model) for each in (teacher, student))
+    return min(vocabulary_rows(model.backbone.model) for model in (teacher, student))
 
 
 class DistillForm:
@@ -197,7 +197,7 @@ class DistillForm:
         """Save the student as the run's result."""
         run, student = engine.run, self.loaded
         state = weights_of(student.backbone, engine.model_state())
-        sizes = [each.backbone.model.num_parameters() for each in (student, self.teacher)]
+        sizes = [model.backbone.model.num_parameters() for model in (student, self.teacher)]
         made = {"teacher": run.model_config.model, "parameters": f"{sizes[0]:,} of {sizes[1]:,}"}
         card = run.card("Distilled model", data, metrics, **made)
         run_on_main(lambda: save_model(run.folder / "model", student, state, card), run.accelerator)
@@ -246,7 +246,7 @@ class DistillTrainer:
         read = partial(encode_demonstrations, loaded=loaded, limits=limits, skip_bad_rows=skip)
         mixed = encode_mixture(train_data, read, config.task_prefixes)
         self.held_out = read(validation_data) if is_given(validation_data) else []
-        small, large = (each.backbone.model.num_parameters() / 1e6 for each in (student, loaded))
+        small, large = (model.backbone.model.num_parameters() / 1e6 for model in (student, loaded))
         run.print(
             f"distill: {counted(len(mixed.examples), 'training example')}, {len(self.held_out)} held out; "
             f"teacher {run.model_config.model}\n"

@@ -66,12 +66,12 @@ def mean_judgments(judgments: Iterable[tuple[Conversation, str, str, float | Non
         decided = by_name.setdefault(name, [])
         if value is not None:
             decided.append(value)
-    found = []
+    means = []
     for (_, response), (prompt, by_name) in values.items():
         targets = {name: sum(decided) / len(decided) for name, decided in by_name.items() if decided}
         if targets:
-            found.append(JudgedResponse(prompt, response, targets))
-    return found
+            means.append(JudgedResponse(prompt, response, targets))
+    return means
 
 
 def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
@@ -198,7 +198,7 @@ def _metrics(items: Sequence[ScoredJudgment]) -> dict[str, float]:
     predicted = np.array([item.probability for item in items])
     target = np.array([item.target for item in items])
     clipped = predicted.clip(TINY, 1 - TINY)
-    found = {
+    metrics = {
         "loss": float(-(target * np.log(clipped) + (1 - target) * np.log1p(-clipped)).mean()),
         "judgments": float(len(items)),
         "violated": float(target.mean()),
@@ -207,10 +207,10 @@ def _metrics(items: Sequence[ScoredJudgment]) -> dict[str, float]:
     decided = target != 0.5
     violated, predicts_violation = target[decided] > 0.5, predicted[decided] > 0.5
     if violated.any() and not violated.all():
-        found["auc"] = roc_auc(predicted[decided], violated)
+        metrics["auc"] = roc_auc(predicted[decided], violated)
         shares = predicts_violation[violated].mean(), (~predicts_violation[~violated]).mean()
-        found["balanced_accuracy"] = float(sum(shares) / 2)
-    return found
+        metrics["balanced_accuracy"] = float(sum(shares) / 2)
+    return metrics
 
 
 @dataclass(kw_only=True)
@@ -283,8 +283,8 @@ def choose_rules(wanted: Sequence[str], known: Mapping[str, str], where: str) ->
 
 def _merge(parts: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for source, found in parts:
-        for rule, text in found.items():
+    for source, rules in parts:
+        for rule, text in rules.items():
             if rule in texts:
                 raise UserError(f"{source}: rule '{rule}' is defined twice")
             texts[rule] = text
