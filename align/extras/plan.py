@@ -372,9 +372,11 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     phases = {name: times * flops for name, flops in of_update.items()}
     own_rows, in_batch = -(-config.rollout_batch_size // devices), SamplingParams.batch_tokens // (length + responses[0])
     batches = config.total_updates * -(-own_rows // max(1, in_batch))
-    trained, own = _trained(loaded), weights_bytes([backbone])
+    trained, backbone_bytes = _trained(loaded), weights_bytes([backbone])
     copies = 0 if loaded.adapter else 1  # with adapters, one base serves the reference too
-    weights = own * (1 + copies) + sum(weights_bytes([model.backbone]) for model in rewards if model is not loaded)
+    weights = backbone_bytes * (1 + copies) + sum(
+        weights_bytes([model.backbone]) for model in rewards if model is not loaded
+    )
     if separate:
         weights += sum(weight.numel() * weight.element_size() for weight in trained)
         trained = trained * 2
