@@ -49,7 +49,7 @@ def test_token_ids_from_a_file_and_from_a_saved_dataset(load_sharp, tmp_path):
         assert encode_prompts(str(tmp_path / name), loaded, LIMITS, False) == expected
     text = check_data(str(tmp_path / "rows.jsonl"))
     assert "kind:                  prompt\n" in text
-    assert "tokens in the prompt:  least " in text
+    assert "tokens in the prompt:  min " in text
     assert "repeated prompts:      0 of 3 (0.0 %)\n" in text
     assert "unused columns:        lengths\n" in text
 
