@@ -95,7 +95,7 @@ def run_chat(config: ChatConfig) -> None:
     reward = load_reward_model(*scorer) if config.reward_model else None
     speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
     with suppress(ImportError):
-        import readline  # noqa: F401  # the arrow keys edit the line
+        import readline  # noqa: F401  # line editing
     sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_k, config.top_p)
     Terminal(speakers, sampling, config.system, reward).run()
 

@@ -32,7 +32,7 @@ LOST_AFTER_ERROR = 8.0
 TELL_SECONDS = 5.0
 """Seconds that an exiting process waits for the store, which may be gone or hang."""
 LEFT, VERDICT, HEARD = b"left", "verdict", "heard"
-"""The last heartbeat of a process that ends in order, the key of the first loss or error, and keys of who has read it."""
+"""Last heartbeat of a process that exits normally, key of the first loss or error, and keys that mark it as read."""
 
 
 class Watch:
@@ -44,13 +44,13 @@ class Watch:
         self.finished = threading.Event()
         self.exchanging: threading.Thread | None = None
         self.staying: threading.Thread | None = None
-        """Waits for the others to read why this process, the first, ends."""
+        """Thread of the first process that waits until the others have read why it exits."""
         self.verdict = ""
-        """An exit code and the processes that are lost."""
+        """Exit code and lost processes."""
         self.beats: dict[int, bytes] = {}
         self.seen: dict[int, float] = {}
         self.answered = time.monotonic()
-        """When the store last answered. Of all processes but the first, which may hold it, only its answers tell a loss."""
+        """Time of the store's last response. The first process may host it, so the others are judged by this clock."""
         self._beat(0)
 
     def start(self) -> None:
@@ -72,15 +72,15 @@ class Watch:
 
     def _tell(self, reason: str, code: int) -> None:
         if self.exchanging:
-            self.exchanging.join()  # a heartbeat that is being written would replace `LEFT`
-        with suppress(RuntimeError):  # the store has gone with its process
+            self.exchanging.join()  # a pending heartbeat would overwrite `LEFT`
+        with suppress(RuntimeError):  # the store is gone with its process
             if not reason:
                 self.store.set(str(self.rank), LEFT.decode())
                 return
             self.store.compare_set(VERDICT, "", f"{code} process {self.rank} ({socket.gethostname()}: exited: {reason})")
             if self.rank == 0:
-                # This process may hold the store, which the others have yet to read. Meanwhile it prints its error: a
-                # launcher that sees another process end will end this one.
+                # This process may host the store, which the others still have to read. Meanwhile it prints its error: a
+                # launcher that sees another process exit will kill this one.
                 self.staying = threading.Thread(target=self._wait_until_heard, daemon=False)
                 self.staying.start()
 
@@ -94,7 +94,9 @@ class Watch:
     def watch_all(self) -> None:
         """Monitor all other processes with a shorter timeout, after communication has failed."""
         self.lost_after = min(self.lost_after, LOST_AFTER_ERROR)
-        self.seen |= dict.fromkeys(set(range(self.processes)) - set(self.watched), time.monotonic())  # not read until now
+        self.seen |= dict.fromkeys(
+            set(range(self.processes)) - set(self.watched), time.monotonic()
+        )  # not monitored until now
         self.watched = range(self.processes)
 
     def _beat(self, count: int) -> None:
@@ -113,7 +115,7 @@ class Watch:
         count = 0
         while not self.finished.wait(BEAT_SECONDS):
             count += 1
-            with suppress(RuntimeError):  # the store has gone: its process sends no heartbeat either
+            with suppress(RuntimeError):  # the store is gone: its process sends no heartbeat either
                 self._beat(count)
                 self._read_beats()
                 if self.verdict or self.store.check([VERDICT]):
@@ -124,7 +126,7 @@ class Watch:
         before = time.monotonic()
         while not self.finished.wait(BEAT_SECONDS / 2):
             now = time.monotonic()
-            if now - before > 2 * BEAT_SECONDS:  # this process was suspended itself, perhaps with all others
+            if now - before > 2 * BEAT_SECONDS:  # this process was suspended, perhaps with all others
                 self.seen = {rank: seen + now - before for rank, seen in self.seen.items()}
             before = now
             lost = [r for r in self.watched if r != self.rank and self._silence(r, now) > self.lost_after]
@@ -162,7 +164,7 @@ def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone:
 
     global _watch, _started
     if _watch is None:
-        _started += 1  # a process may watch several runs one after another
+        _started += 1  # a process may execute several runs in sequence
         connection = store.clone()  # type: ignore[attr-defined]  # which torch's stubs lack
         _watch = Watch(PrefixStore(f"alive-{_started}", connection), rank, processes)
         wait_for_everyone()

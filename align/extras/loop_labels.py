@@ -242,7 +242,7 @@ def batch_name(name: str, samples: Path) -> str:
 
 
 def make_labeler(name: str, database: str, labelers_per_item: int) -> FileLabeler | SimulatedLabeler | AppLabeler:
-    """Return a labeler; arguments are settings of the loop. Raises: UserError, if there is none of that name."""
+    """Create a labeler. The arguments are settings of the loop. Raise a UserError if there is none of that name."""
     if name == "app":
         remote = database.startswith(("http://", "https://"))
         return (ServerLabeler if remote else AppLabeler)(database, labelers_per_item)

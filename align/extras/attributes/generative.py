@@ -1,4 +1,4 @@
-"""The generative form of LaMDA (Thoppilan et al. 2022, section 6.1): one language model writes responses and rates them.
+"""Generative attribute models (LaMDA, Thoppilan et al. 2022, section 6.1): a language model writes and rates responses.
 
 It reads `<context> RESPONSE <response> SENSIBLE 1`, where the chat template's beginning of the assistant's turn takes the
 place of RESPONSE. A rating is the probability of the token after an attribute's name.
@@ -28,12 +28,12 @@ from align.tokenization.encoded import TokenIds
 from align.training.engine import TrainEngine
 
 RATING_VALUES = {"binary": (0, 1), "scale": tuple(range(int(SCALE[0]), int(SCALE[1]) + 1))}
-"""The numbers that may follow the name of an attribute, by its kind; each has to be one token."""
+"""Possible ratings after an attribute's name, by kind. Each must be a single token."""
 
 
 @dataclass(frozen=True)
 class AttributeText:
-    """The question for an attribute, the tokens of its name, with its possible ratings and the token of each."""
+    """Tokens of the question about an attribute, and each possible rating with its token."""
 
     question: TokenIds
     ratings: tuple[int, ...]
@@ -41,7 +41,7 @@ class AttributeText:
 
     @classmethod
     def from_head(cls, head: Head, tokenization: Tokenization) -> "AttributeText":
-        """The text of a head's attribute. Raises: UserError if its ratings are not one token each after its name."""
+        """Tokenize the question of a head. Raise a UserError if its ratings are not single tokens."""
         if head.kind == "ranking":
             raise UserError("form generative does not support rankings; use form heads")
         texts = [tokenization.text_ids(f"\n{head.name.upper()} {rating}") for rating in RATING_VALUES[head.kind]]
@@ -54,7 +54,7 @@ class AttributeText:
 
 @dataclass(frozen=True)
 class TextPart:
-    """A shared beginning with several continuations: a context with a response, or both with the questions about it.
+    """A shared prefix with several continuations: a context with a response, or both with the questions about it.
 
     Attributes:
         responses: the response, which the generator learns, or the questions.
@@ -69,13 +69,13 @@ class TextPart:
 
     @property
     def learned(self) -> list[int]:
-        """The number of tokens of each of `responses` that the generator learns: all or none."""
+        """Number of tokens of each of `responses` that the generator is trained on: all or none."""
         return [0 if self.attributes else len(ids) for ids in self.responses]
 
 
 @dataclass(frozen=True)
 class RatedText:
-    """A rated response. If the generator learns it too, `parts` begins with the response alone."""
+    """A rated response. If the generator is trained on it, `parts` starts with the response alone."""
 
     parts: tuple[TextPart, ...]
     attributes: Mapping[str, float]
@@ -97,20 +97,20 @@ class RatedText:
 
 
 class Questions:
-    """The questions of all attributes; `answers` are all tokens that rate."""
+    """Questions of all attributes. `answers` are all rating tokens."""
 
     def __init__(self, heads: Sequence[Head], tokenization: Tokenization) -> None:
         self.texts = [AttributeText.from_head(head, tokenization) for head in heads]
         self.answers = sorted({token for text in self.texts for token in text.answers})
 
     def shares(self, number: int, value: float) -> tuple[float, ...]:
-        """The weight of each of `answers` as a target; a mean over labelers is shared by the two ratings next to it."""
+        """Target weight of each of `answers`. A mean over labelers is split between the two adjacent ratings."""
         text = self.texts[number]
         weights = {t: max(0.0, 1.0 - abs(value - rating)) for t, rating in zip(text.answers, text.ratings, strict=True)}
         return tuple(weights.get(token, 0.0) for token in self.answers)
 
     def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
-        """Expected ratings [Q] from log-probs or logits [Q, A] and the number of each question's attribute.
+        """Expected ratings [Q] from log-probs or logits [Q, A] and the attribute index of each question.
 
         For a yes or no it is P(1) from the logits of its two tokens.
         """
@@ -123,7 +123,7 @@ class Questions:
 
 
 class GenerativeModel(LanguageModel):
-    """A language model that rates by the tokens after an attribute's name."""
+    """A language model that rates with the token after an attribute's name."""
 
     def __init__(self, backbone: Backbone, questions: Questions, adapter: str | None = None) -> None:
         super().__init__(backbone, adapter)
@@ -132,7 +132,7 @@ class GenerativeModel(LanguageModel):
     def forward(  # type: ignore[override]
         self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probs [B, A] of the tokens that rate, at the end of each of B texts.
+        """Log-probs [B, A] of the rating tokens at the end of B texts.
 
         With `mask` [B, T] bool, also the log-probs [B, T] of the texts' own tokens where it holds.
         """
@@ -145,7 +145,7 @@ class GenerativeModel(LanguageModel):
 
 
 class GenerativeForm(AttributeForm):
-    """A language model learns to write the responses that pass `generator_filter`, and to rate all.
+    """Train a language model to write the responses that pass `generator_filter`, and to rate all responses.
 
     The filter is comparisons of attributes; an attribute without a judgment passes none. Without one, all are learned.
     """
@@ -159,11 +159,11 @@ class GenerativeForm(AttributeForm):
         self.condition = Condition(generator_filter, self.names, "generator_filter") if generator_filter else None
 
     def build_module(self) -> nn.Module:
-        """Return the module that is trained."""
+        """Return the module to train."""
         return GenerativeModel(self.loaded.backbone, self.questions, self.loaded.adapter)
 
     def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[RatedText]:
-        """Return rated responses as texts. Raises: UserError if one exceeds the limits or the model's context length."""
+        """Encode rated responses as texts. Raise a UserError if one exceeds the limits or the context length."""
         longest = max(len(text.question) for text in self.questions.texts)
         found = []
         for where, encoded, item in encoded_ratings(rated, self.heads, self.loaded, limits):
@@ -179,11 +179,11 @@ class GenerativeForm(AttributeForm):
         return found
 
     def sizes(self, examples: Sequence[RatedText]) -> list[int]:
-        """Return the tokens that each example holds in memory."""
+        """Return the number of tokens in memory per example."""
         return [sum(group_sizes(self.loaded.backbone, item.parts)) for item in examples]
 
     def flops(self, example: RatedText) -> float:
-        """Return the FLOPs of learning from an example."""
+        """Return the training FLOPs of an example."""
         # The vocabulary is computed for the training targets, and for the token after the last one.
         backbone, profile = self.loaded.backbone, self.profile
         return sum(
@@ -193,7 +193,7 @@ class GenerativeForm(AttributeForm):
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
     ) -> BatchLoss:
-        """Return a micro-batch's share of the loss, that of each head, and that of the generator."""
+        """Return a micro-batch's share of the loss: in total, per head and of the generator."""
         counts = torch.zeros(len(self.heads))  # as in the head form, every head has the same weight
         for item in batch:
             for number in item.rated_part.attributes:

@@ -1,4 +1,4 @@
-"""The head form of attribute models, as in MT-DNN: attributes of responses and rankings, by one head each on one trunk."""
+"""Attribute models with one head per attribute and one for preference, on a shared backbone (MT-DNN)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,7 +27,7 @@ from align.training.engine import TrainEngine
 
 @dataclass(frozen=True)
 class EncodedTask:
-    """One example of one task: a response with its attributes, or the responses of a ranking with their ranks [K]."""
+    """An example of one task: a response with its attributes, or the responses of a ranking with their ranks [K]."""
 
     prompt: TokenIds
     responses: list[TokenIds]
@@ -36,7 +36,7 @@ class EncodedTask:
 
 
 class AttributeForm:
-    """What both forms of an attribute model share; see `RuleForm`. A form adds what it learns and how it judges."""
+    """Shared part of both forms of attribute models; see `RuleForm`. Subclasses define the loss and the predictions."""
 
     form: Form
     evaluates_start = False
@@ -46,11 +46,11 @@ class AttributeForm:
         self.measure: dict[str, Any] = {"heads": [f"{head.name}={head.kind}" for head in heads]}
 
     def training_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return the metrics of an update from the sums over its micro-batches."""
+        """Compute the metrics of an update from sums over its micro-batches."""
         return sums
 
     def judge(self, engine: TrainEngine, examples: list[Any], budget: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the model's predictions for rated responses, on every process.
+        """Predict the attributes of rated responses. Identical on every process.
 
         Returns:
             Predictions [B, n] in labelers' units, the loss [n] of each head, summed over the responses it was judged on, and
@@ -60,7 +60,7 @@ class AttributeForm:
 
     @torch.no_grad()
     def evaluate(self, engine: TrainEngine, held_out: list[Any], budget: int) -> dict[str, float]:
-        """Return metrics on held-out responses, equal on every process."""
+        """Return metrics on held-out responses. Identical on every process."""
         if not held_out:
             return {}
         predicted, losses, extra_losses = self.judge(engine, held_out, budget)
@@ -96,7 +96,7 @@ class AttributeForm:
 
 
 class HeadForm(AttributeForm):
-    """A head for each attribute."""
+    """Attribute model with one head per attribute."""
 
     form = "heads"
 
@@ -106,21 +106,21 @@ class HeadForm(AttributeForm):
         self.ranking = next((number for number, head in enumerate(heads) if head.kind == "ranking"), None)
 
     def sizes(self, examples: Sequence[Any]) -> list[int]:
-        """Return the tokens that each example holds in memory."""
+        """Return the number of tokens in memory per example."""
         return group_sizes(self.loaded.backbone, examples)
 
     def flops(self, example: Any) -> float:
-        """Return the FLOPs of learning from an example."""
+        """Return the training FLOPs of an example."""
         return group_flops(self.loaded.backbone, self.profile, example)
 
     def build_module(self) -> nn.Module:
-        """Return the module that is trained."""
+        """Return the module to train."""
         require_classifier(self.loaded.backbone)
         freeze_unused_lm_head(self.loaded.backbone)
         return AttributeModel(self.loaded.backbone, self.heads, self.loaded.adapter)
 
     def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[EncodedTask]:
-        """Return rated responses as examples. Raises: UserError if a text exceeds the limits or the model's context."""
+        """Encode rated responses as examples. Raise a UserError if a text exceeds the limits or the context length."""
         found = []
         for where, encoded, item in encoded_ratings(rated, self.heads, self.loaded, limits):
             self.loaded.backbone.require_fit(len(encoded.prompt), len(encoded.response), where)
@@ -128,7 +128,7 @@ class HeadForm(AttributeForm):
         return found
 
     def batch_loss(self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]) -> BatchLoss:
-        """Return a micro-batch's share of the loss, and that of each head.
+        """Return a micro-batch's share of the loss, in total and per head.
 
         Each head's loss is a mean over its judged responses in the global batch; every head has the same weight.
         """
@@ -157,7 +157,7 @@ class HeadForm(AttributeForm):
 
 
 def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the metrics of one head on held-out responses; docs/rules.md defines each."""
+    """Compute the metrics of one head on held-out responses, defined in docs/rules.md."""
     if head.kind == "binary":
         metrics = rule_metrics(list(map(ScoredJudgment, [""] * len(targets), predicted.tolist(), targets.tolist())))
         return {name: metrics[name] for name in ("auc", "balanced_accuracy", "calibration_error") if name in metrics}
@@ -168,19 +168,19 @@ def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, fl
 
 
 def targets_of_responses(examples: Sequence[EncodedTask], heads: Sequence[Head]) -> Tensor:
-    """Return the targets [B, n] of all responses, those of rankings too."""
+    """Return the targets [B, n] of all responses, including those of rankings."""
     return targets_of([item for item in examples for _ in item.responses], heads)
 
 
 def targets_of(examples: Sequence[Any], heads: Sequence[Head]) -> Tensor:
-    """Return the `attributes` of examples as [B, n]: NaN where a head was not judged."""
+    """Return the attributes of examples as [B, n], NaN where a head has no judgment."""
     return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])
 
 
 def encoded_ratings(
     rated: Sequence[JudgedResponse], heads: Sequence[Head], loaded: LoadedModel, limits: Limits
 ) -> Iterator[tuple[str, PromptResponse, JudgedResponse]]:
-    """Yield the responses with an attribute of one of the heads, with these attributes alone; see `encoded_responses`."""
+    """Yield responses with an attribute of one of the heads, restricted to these attributes; see `encoded_responses`."""
     names = {head.name for head in heads if head.kind != "ranking"}
     known = [(item, {name: value for name, value in item.targets.items() if name in names}) for item in rated]
     judged = [JudgedResponse(item.prompt, item.response, targets) for item, targets in known if targets]
@@ -188,6 +188,6 @@ def encoded_ratings(
 
 
 def encode_preferences(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedTask]:
-    """Return rankings as examples of the preference's head. Raises: see `encode_rankings`."""
+    """Encode rankings as examples of the preference head. Raises as `encode_rankings`."""
     rankings = encode_rankings(data, loaded, limits, skip_bad_rows)
     return [EncodedTask(item.prompt, item.responses, ranks=item.ranks) for item in rankings]

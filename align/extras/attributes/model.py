@@ -1,4 +1,4 @@
-"""Several heads on one trunk, in memory and on disk."""
+"""Attribute model with several heads on one backbone: module, loading and losses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +21,21 @@ from align.runtime.distributed import compute_dtype
 Form = Literal["heads", "generative"]
 HeadKind = Literal["binary", "scale", "ranking"]
 PREFERENCE = "preference"
-"""The head that rankings train."""
+"""Name of the head trained on rankings."""
 SCALE = (1.0, 7.0)
-"""The lowest and the highest rating."""
+"""Lowest and highest rating."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The meaning of one output: a yes or no, a rating from 1 to 7, or a reward that rankings train."""
+    """Type of an output: binary, a rating from 1 to 7, or the preference reward trained on rankings."""
 
     name: str
     kind: HeadKind
 
 
 class AttributeModel(nn.Module):
-    """A backbone with several heads on the summary of a prompt and its response; it computes with `adapter`, if given."""
+    """A backbone with several heads on the final state of prompt and response. Uses `adapter` if set."""
 
     def __init__(self, backbone: Backbone, heads: list[Head], adapter: str | None = None) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class AttributeModel(nn.Module):
 
 
 def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
-    """Outputs [B, n] in labelers' units: a probability, a rating from 1 to 7, or unchanged for a ranking."""
+    """Convert outputs [B, n] to label units: probability, rating from 1 to 7, or preference reward (unchanged)."""
     low, high = SCALE
     columns = {
         "binary": torch.sigmoid(outputs),
@@ -62,7 +62,7 @@ def in_label_units(outputs: Tensor, heads: list[Head]) -> Tensor:
 
 
 def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeModel, LoadedModel]:
-    """Load an attribute model of the head form to score with: adapters merged, nothing trainable.
+    """Load an attribute model with heads for scoring, frozen and with adapters merged.
 
     Raises:
         UserError: if it is not one, or broken.
@@ -79,19 +79,19 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
 
 
 def heads_of(folder: str) -> list[Head]:
-    """The heads of an attribute model on disk. Raises: UserError if the folder is not one."""
+    """Return the heads of a saved attribute model. Raise a UserError if the folder is not one."""
     require_reward_model(folder, ATTRIBUTE)
     return [Head(row["name"], row["kind"]) for row in read_json(Path(folder) / ATTRIBUTE.metadata_file)["heads"]]
 
 
 def form_of(folder: str) -> str:
-    """`heads` or `generative`. Raises: UserError if the folder is no attribute model."""
+    """Return `heads` or `generative`. Raise a UserError if the folder is not an attribute model."""
     require_reward_model(folder, ATTRIBUTE)
     return str(read_json(Path(folder) / ATTRIBUTE.metadata_file).get("form", "heads"))
 
 
 def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:
-    """The loss [n] of each head, summed over the responses with a judgment.
+    """Loss [n] of each head, summed over judged responses.
 
     A yes or no has the cross-entropy, with the share of yes as a soft target. A rating, scaled to (rating - 1) / 6, has the
     squared error.
