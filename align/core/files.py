@@ -54,11 +54,11 @@ def new_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror})") from error
     try:
-        _set_mode(temporary, 0o755)  # mkdtemp makes it private; a checkpoint gets the usual permissions
+        _set_mode(temporary, 0o755)  # mkdtemp creates private folders
         yield temporary
         for path in temporary.rglob("*"):
             if path.is_file():
-                _set_mode(path, 0o644)  # safetensors lets only the owner read its files
+                _set_mode(path, 0o644)  # safetensors creates files that only the owner can read
             sync(path)
         _replace_folder(temporary, target)
     except OSError as error:
@@ -66,7 +66,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             f"{target}: cannot be written ({error.strerror or error}); the old contents are unchanged"
         ) from error
     except Exception as error:
-        # A full disk, a quota, a limit on file size: libraries in Rust raise their own types for all of them.
+        # Rust libraries raise their own types for a full disk, a quota or a file size limit.
         if not isinstance(error, UserError) and "os error" in str(error):
             raise UserError(f"{target}: cannot be written ({error}); the old contents are unchanged") from error
         raise
@@ -81,7 +81,7 @@ def _set_mode(path: Path, mode: int) -> None:
 
 def _replace_folder(temporary: Path, target: Path) -> None:
     old = target.with_name(f".{target.name}{REPLACED}")
-    if old.exists() and not target.exists():  # the process was killed between the two renames: this is the last complete one
+    if old.exists() and not target.exists():  # killed between the two renames: restore the last complete one
         old.rename(target)
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
@@ -193,7 +193,7 @@ def append_line(path: Path, line: str) -> None:
     with open(path, "ab", buffering=0) as file:
         length = file.tell()
         try:
-            if file.write(data) < len(data):  # a disk that fills up within the line raises nothing by itself
+            if file.write(data) < len(data):  # a disk that fills up within the line raises no error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             file.truncate(length)
@@ -216,7 +216,7 @@ def resolve_path(path: str | Path) -> Path:
     A path is relative to the working directory. If nothing is there, the path of a shipped file (`data/prompts.jsonl`,
     `configs/eval/lm-eval.yaml`) means that file.
     """
-    expanded = Path(os.path.expanduser(path))  # unlike Path.expanduser, it keeps the name of an unknown user
+    expanded = Path(os.path.expanduser(path))  # unlike Path.expanduser, keeps unknown user names
     if expanded.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in expanded.parts and not expanded.exists():
         shipped = package_data_root() / expanded
         if shipped.is_file():

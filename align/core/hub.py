@@ -26,11 +26,11 @@ def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
 
     try:
         cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
-    except HFValidationError:  # a path that does not exist: the caller says what it looked for
+    except HFValidationError:  # a nonexistent path; the caller reports it
         return
     if constants.HF_HUB_OFFLINE or cached.exists():
         return
-    if kind == "dataset":  # `datasets` has its own cache of prepared data sets
+    if kind == "dataset":  # `datasets` has a separate cache
         from datasets import config
         from datasets.naming import camelcase_to_snakecase
 
@@ -42,6 +42,6 @@ def require_hub(name: str, kind: Literal["model", "dataset"]) -> None:
         print(f"'{name}' is not a local file or folder, trying {constants.ENDPOINT}", file=sys.stderr)
     try:
         get_session().head(constants.ENDPOINT, timeout=TIMEOUT)
-    except Exception as error:  # of the network's library
+    except Exception as error:  # from the HTTP library
         wrong = f"not a local file or folder, and {constants.ENDPOINT} cannot be reached ({first_line(error)})"
         raise UserError(f"{kind} '{name}': {wrong}; check the path or the network") from error

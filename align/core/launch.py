@@ -59,7 +59,7 @@ def _is_closed_pipe(stream: TextIO | None) -> bool:
     """Return whether a stream is a pipe without a reader."""
     try:
         descriptor = stream.fileno() if stream is not None else -1
-    except (OSError, ValueError):  # a stream in memory, or a closed one
+    except (OSError, ValueError):  # an in-memory or closed stream
         return False
     if descriptor < 0 or not hasattr(select, "poll"):
         return False

@@ -48,7 +48,7 @@ def import_function(path: str, purpose: str, form: str = "module:function") -> C
     module, _, name = path.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing runs the user's module, which may raise anything
+    except Exception as error:  # user modules may raise anything
         kind = "" if isinstance(error, (ImportError, AttributeError, ValueError)) else f"{type(error).__name__}: "
         raise UserError(f"{purpose} '{path}': {kind}{first_line(error)}; use {form}") from error
     if not callable(function):
@@ -74,11 +74,11 @@ def call_own_code(
         return list(returned) if inspect.isgenerator(returned) else returned
     except (UserError, OtherProcessError):
         raise
-    except (Exception, SystemExit) as error:  # it may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         if collective and is_lost_process(error):
             raise
         code, frames = getattr(inspect.unwrap(function), "__code__", None), traceback.extract_tb(error.__traceback__)
-        first = frames[:2][-1]  # the call here, and inside of a class or a partial function its first line
+        first = frames[:2][-1]  # this call, or the first line inside a class or partial
         file, line = (code.co_filename, code.co_firstlineno) if code else (first.filename, first.lineno)
         line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), line)
         end = f"; {advice}" if advice else ""
@@ -89,7 +89,7 @@ def source_version(function: Callable[..., Any]) -> str:
     """Return 12 hex digits of the hash of a function's source file."""
     try:
         return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()[:12]
-    except (TypeError, OSError):  # a callable object, or a function of a compiled module
+    except (TypeError, OSError):  # a callable object, or a compiled function
         return "unknown version"
 
 

@@ -43,7 +43,7 @@ class RngStream(IntEnum):
     """The tokens of completions that speak of groups of people."""
     BEST_OF = 15
     """The tokens of answers of which the best is chosen, to compare a policy with."""
-    # 16 to 19 are not in use.
+    # 16 to 19 are unused.
     HELD_OUT_CONVERSATIONS = 20
     """Which conversations are held out when a model learns from judgments."""
     CHAT = 21
@@ -58,7 +58,7 @@ SeedKey = tuple[int, RngStream, *tuple[int, ...]]
 
 def generator(seed: int, stream: RngStream, *key: int) -> numpy.random.Generator:
     """Return a random generator for one purpose. `key` (update, epoch) distinguishes draws from the same stream."""
-    # NumPy's seed sequences keep streams apart; torch's generator on a CPU uses only 32 bits of its seed.
+    # NumPy's seed sequences separate the streams; torch's CPU generator uses only 32 bits of its seed.
     return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(seed, spawn_key=(stream, *key))))
 
 

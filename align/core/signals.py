@@ -77,7 +77,7 @@ class StopRequest:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        # The kernel's signal reaches the pipe even while the main thread is inside a long computation or waits for others.
+        # Signals reach the pipe even while the main thread is inside a long computation or waits for other processes.
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         watcher = threading.Thread(target=self._watch, args=(reader, announce), name="align-signals", daemon=True)
         watcher.start()
@@ -93,7 +93,7 @@ class StopRequest:
             os.close(reader)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal:  # Ctrl-C comes twice at once under a launcher: from the terminal, and passed on
+        if self.signal:  # under a launcher, Ctrl-C arrives twice: from the terminal and forwarded
             if number == signal.SIGINT and time.monotonic() > self.since + SECOND_CTRL_C:
                 raise KeyboardInterrupt
             return
@@ -111,9 +111,9 @@ class StopRequest:
             if number not in SIGNALS:
                 continue
             if not by:
-                with suppress(OSError):  # nothing reads the output
+                with suppress(OSError):  # the output pipe may be closed
                     announce(number)
-            if not by or time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 leaves less
+            if not by or time.monotonic() + grace_seconds(number) < end:  # SIGTERM after SIGUSR1 shortens it
                 by, end = number, time.monotonic() + grace_seconds(number)
         undone = "during an update, without saving; the run resumes from the latest checkpoint"
         if self.saves:
@@ -128,7 +128,7 @@ def stopped_by_signals() -> Iterator[None]:
     """Raise `Stopped` on SIGTERM or SIGUSR1, as Python raises KeyboardInterrupt on Ctrl-C."""
 
     def stop(number: int, _frame: Any) -> None:
-        for repeated in numbers:  # the end is not to be interrupted
+        for repeated in numbers:  # do not interrupt the shutdown
             signal.signal(repeated, signal.SIG_IGN)
         raise Stopped(f"stopped by {signal.Signals(number).name}")
 

@@ -23,7 +23,7 @@ CHUNK = 4_000_000
 
 # -------------------------------------------------------------------------------------------------- intervals of shares
 
-# A bootstrap of a share has no width where all items agree, and covers 40 to 80 % at n = 10 to 30 and a share near 0 or 1.
+# A bootstrap of a proportion has zero width if all items agree, and covers only 40 to 80 % at n = 10 to 30 near 0 or 1.
 
 
 def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> float:
@@ -82,8 +82,8 @@ def difference_interval(values: ArrayLike) -> tuple[float, float]:
 
 # -------------------------------------------------------------------------------------------------- bootstrap intervals
 
-# Percentile bootstrap over items (Efron 1979). Not scipy.stats.bootstrap: that refuses a single item, makes the interval
-# undefined where one resample is, and takes no statistic that returns several numbers for the same resample.
+# Percentile bootstrap over items (Efron 1979). Not scipy.stats.bootstrap, which rejects a single item, makes the interval
+# undefined if one resample is, and does not support statistics with several values per resample.
 
 
 def mean_interval(

@@ -135,11 +135,11 @@ class _Entropy(torch.autograd.Function):
         normalizer = flat.new_empty(len(flat), dtype=_wide(logits))  # log Z, relative to the largest logit
         entropy = torch.empty_like(normalizer)
         for rows in _chunks(flat):
-            # log Z - E[x], both taken relative to the largest logit.
+            # log Z - E[x], both relative to the largest logit.
             relative, _ = _minus(flat[rows], temperature)
             weights = relative.exp()
             total = weights.sum(-1)
-            # A forbidden token has probability 0 and a logit of -inf, whose product would be NaN.
+            # A masked token has probability 0 and logit -inf, whose product would be NaN.
             expected = weights.mul_(relative.clamp_(min=torch.finfo(relative.dtype).min)).sum(-1) / total
             normalizer[rows] = total.log()
             entropy[rows] = normalizer[rows] - expected
@@ -203,7 +203,7 @@ def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = Non
     batch: list[int] = []
     padded = 0
     for row in order:
-        # Rows come longest first, so the first row of a batch is its width.
+        # Rows are sorted longest first, so the first row of a batch sets its width.
         width = lengths[batch[0]] if batch else lengths[row]
         padded += width - lengths[row]
         full = width * (len(batch) + 1) > budget or (padding is not None and padded > padding)

@@ -52,7 +52,7 @@ PREFERENCES = {
 def preference_in_words(row: Row, field: str) -> int:
     """Return 1 for a, -1 for b and 0 for a tie, as a field says in words."""
     word = str(required_field(row, field, "use a, b or tie")).strip().lower().replace(" ", "_").removesuffix(".0")
-    if word == "0":  # a column of 0 and 1 may count from 0, or tell whether the first answer is better
+    if word == "0":  # 0 and 1 may be an index, or whether the first answer is better
         raise field_error(field, f"is {short_repr(row[field])}, which is ambiguous", "use a, b or tie")
     if word not in PREFERENCES:
         raise field_error(field, f"is {short_repr(row[field])}", "use a, b or tie")

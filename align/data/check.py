@@ -26,7 +26,7 @@ ROWS_TO_GUESS_FROM = 100
 KINDS_MOST_SPECIFIC_FIRST = ("ranking", "rule judgment", "attribute judgment", "demonstration", "prompt")
 LISTED_CATEGORIES = 10
 EXAMPLES = 2
-EXAMPLE_LENGTH = 90  # characters of a text that are shown
+EXAMPLE_LENGTH = 90  # maximum characters shown of a text
 
 
 def check_data(path: str, kind: str | None = None) -> str:
@@ -224,8 +224,8 @@ def _format_share(part: int, whole: int) -> str:
 
 
 WORDS = 13  # GPT-3, appendix C
-FEWEST_WORDS = 8  # the same: the smallest N for data sets of short texts; here for a text that is shorter than 13 words
-FREQUENT = 10  # the same: "N-grams that occur more than 10 times" are left out
+FEWEST_WORDS = 8  # also GPT-3: the smallest N for short texts
+FREQUENT = 10  # also GPT-3: ignores "N-grams that occur more than 10 times"
 LISTED = 20
 _WORD = re.compile(r"\w+")
 Gram = tuple[str, ...]
@@ -276,7 +276,7 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
         order.append(where)
         for gram in grams:
             rows_of_gram.setdefault(gram, []).append(where)
-    # A text of the evaluation with fewer words can lie anywhere in a training text.
+    # A shorter evaluation text can occur anywhere in a training text.
     lengths = sorted({len(gram) for gram in rows_of_gram})
     counts = Counter[Gram]()
     first: dict[Gram, str] = {}

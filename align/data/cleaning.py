@@ -63,7 +63,7 @@ class Cleaner:
         lowered = text.lower()
         if "lorem ipsum" in lowered:
             return "pages with lorem ipsum"
-        if "{" in text:  # programs, not language
+        if "{" in text:  # code, not prose
             return "pages with a brace"
         return "pages with a bad word" if self._bad and self._bad.search(lowered) else None
 
@@ -73,7 +73,7 @@ class Cleaner:
                 self.removed["lines without end punctuation"] += bool(line)
             elif len(line.split()) < WORDS:
                 self.removed[f"lines of fewer than {WORDS} words"] += 1
-            elif "javascript" in line.lower():  # a warning to enable it
+            elif "javascript" in line.lower():  # "please enable JavaScript"
                 self.removed["lines about Javascript"] += 1
             else:
                 yield line

@@ -60,7 +60,7 @@ def _check_message(value: object, field: str) -> Message:
     if not isinstance(value, Mapping):
         raise field_error(field, f"is {short_repr(value)}, not a turn", "use {role, content}")
     role = value.get("role")
-    role = "system" if role == "developer" else role  # the name of OpenAI's newer models
+    role = "system" if role == "developer" else role  # used by newer OpenAI models
     if role not in ROLES:
         raise field_error(f"{field}.role", f"is {short_repr(role)}", "use system, user or assistant")
     check_turn(value, field)
@@ -164,7 +164,7 @@ def unambiguous(row: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------- sentences: the segments that fine-grained rewards belong to (Wu et al. 2023, arXiv 2306.01693)
 
 _CLOSING = r"""["'”’»)\]*_」』）]*+"""
-# A mark of the end of a sentence with a space behind it, one of a script without spaces, a line break, or the end.
+# End of a sentence: punctuation followed by a space, punctuation of a script without spaces, a newline, or the end.
 _BOUNDARY = re.compile(rf"(?<![.!?…؟۔])[.!?…؟۔]++{_CLOSING}(?=\s)|(?<![。！？｡])[。！？｡]++{_CLOSING}|\n|\Z")
 
 

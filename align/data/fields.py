@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 
 from align.core.errors import UserError, nearest_name, short_repr
 
-ROUNDING = 1e-3  # tolerance of a sum of two probabilities above 1, for files that round them
-SPELLING_SIMILARITY = 0.85  # similarity (0 to 1) to a known name from which an unknown field counts as misspelled
+ROUNDING = 1e-3  # tolerance for rounded probabilities that sum to more than 1
+SPELLING_SIMILARITY = 0.85  # similarity above which an unknown field counts as a misspelling
 
 
 def field_error(field: str, wrong: str, remedy: str) -> UserError:

@@ -20,7 +20,7 @@ from align.core.errors import UserError, counted, first_line, nearest_name_hint
 from align.data.source_files import ENDINGS, KINDS_OF_FILES, SourceRow, file_rows, numbered, renamed
 
 logger = logging.getLogger(__name__)
-# What a `datasets` folder or a clone of a hub repository keeps next to its rows.
+# Metadata files in a `datasets` folder or a clone of a Hub repository.
 NOT_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SAVED = ("dataset_dict.json", "state.json")
 """Files that mark a folder of `save_to_disk`."""
@@ -161,7 +161,7 @@ def _in_one_form(files: list[Path], folder: Path, label: str) -> list[Path]:
         forms.setdefault((path.parent, SHARD_NUMBER.sub("", stem), ending), []).append(path)
     if len({ending for _, _, ending in forms}) < 2:
         return files
-    kept: list[tuple[str, set[tuple[str, ...]], set[object]]] = []  # ending, stems and first rows of each form
+    kept: list[tuple[str, set[tuple[str, ...]], set[object]]] = []  # extension, stems and first rows of each format
     left_out: list[Path] = []
     for (_, _, ending), paths in sorted(forms.items(), key=lambda form: ENDINGS.index(form[0][2])):
         places = {(*_subsets_of(path, folder), _stem_and_ending(path)[0]) for path in paths}

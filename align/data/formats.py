@@ -63,7 +63,7 @@ def _label_studio_prompt(row: Row) -> dict[str, Any]:
 
 _ATTRIBUTES, _is_judgment = "prompt, response, attributes", has_any("verdict", "rule")
 _is_sampled = has("prompt", "responses", "model", without=("ranks",))
-# The first match counts. This project's layouts match on any field that only they have, so that a missing one is named.
+# The first match applies. Native layouts match on any of their unique fields, so that missing ones are reported.
 _ANSWERED: tuple[Format, ...] = (
     # Demonstrations
     Format("OpenAssistant tree", Demonstration, "prompt {replies}", layouts.is_tree, layouts.tree_demonstrations),
@@ -86,7 +86,7 @@ _ANSWERED: tuple[Format, ...] = (
     Format("rule judgment", RuleJudgment, "prompt, response, rule, verdict", _is_judgment, _own(RuleJudgment)),
     Format("attribute judgment", AttributeJudgment, _ATTRIBUTES, has("attributes"), _own(AttributeJudgment)),
 )
-# Prompts: their own rows, and the prompts of all the rows above, whose answers are not read
+# Prompts: native rows, and the prompts of all layouts above without their answers
 _PROMPTS = (
     Format("token ids", Prompt, "input_ids", has("input_ids"), _prompt_from_ids),
     Format("OpenAssistant tree", Prompt, "prompt {replies}", layouts.is_tree, layouts.tree_prompts),
@@ -129,7 +129,9 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
         UserError: that names the bad field, or the fields of the known layouts if none is recognized.
     """
     given = row = check_row(row)
-    arrays = {field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")}  # of formatted `datasets`
+    arrays = {
+        field: value.tolist() for field, value in row.items() if hasattr(value, "tolist")
+    }  # arrays of formatted `datasets`
     row = layouts.with_parsed_prompt({**row, **arrays})
     layout = find_format(row, kind)
     if layout is None:

@@ -57,7 +57,7 @@ def _records(fields: Row, answers: Sequence[ToolAnswer], id: str | None) -> list
 
 def _record(fields: Row, answer: ToolAnswer, common: Fields) -> Record | None:
     value, labeler = answer.value, answer.labeler
-    if isinstance(value, Mapping) and {"rank", "value"} <= value.keys():  # columns, as `datasets` stores a list of objects
+    if isinstance(value, Mapping) and {"rank", "value"} <= value.keys():  # `datasets` stores a list of objects as columns
         names = check_list(value["value"], answer.question)
         ranks = check_list(value["rank"], answer.question, len(names))
         value = [{"value": name, "rank": rank} for name, rank in zip(names, ranks, strict=True)]
@@ -186,6 +186,6 @@ def _label_studio_answers(row: Row) -> Iterator[ToolAnswer]:
                 yield ToolAnswer(question, value["rating"], labeler)
             elif isinstance(value.get("ranker"), Mapping):
                 order = [names for names in value["ranker"].values() if names]
-                if len(order) == 1 and isinstance(order[0], list):  # several are buckets, which have no order
+                if len(order) == 1 and isinstance(order[0], list):  # several lists are unordered buckets
                     ranked = [{"value": str(name), "rank": rank} for rank, name in enumerate(order[0], start=1)]
                     yield ToolAnswer(question, ranked, labeler)

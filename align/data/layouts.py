@@ -111,7 +111,7 @@ def pair(row: Row) -> list[Record]:
         _check_asked(asked, turns)
         return _pair_of_conversations(row, turns, check_conversation(rejected, "rejected"))
     prompt = required_field(row, "prompt", "add the prompt of both responses")
-    # as the labeling app exports them: a policy's answer may be empty, and somebody has judged it
+    # the labeling app may export judged empty answers
     return _pair_ranking(row, prompt, chosen, rejected, may_be_empty=True)
 
 
@@ -215,7 +215,7 @@ class RatedAnswer(Record):
     def __post_init__(self) -> None:
         response = check_answer(self.response, "response", may_be_empty=True)
         rating = check_score(self.rating, "rating")
-        if not math.isfinite(rating):  # the mean of the ratings of a response may not exist
+        if not math.isfinite(rating):  # the mean rating may be NaN
             raise field_error("rating", f"is {rating}", "use a finite number")
         set_checked(self, prompt=check_prompt(self.prompt), response=response, rating=rating)
 
@@ -253,10 +253,10 @@ def rank_ratings(answers: Iterable[RatedAnswer]) -> tuple[list[Ranking], int]:
 
 # ------------------------------------------------------------------------------------------- OpenAssistant's message trees
 
-# Prompter turns with several answers, ranked by volunteers (rank 0 is the best sibling), and replies to each answer.
-# Source: the `.trees.jsonl.gz` files of OpenAssistant/oasst1 and oasst2 (Koepf et al. 2023), whose fields are in
-# oasst-data/oasst_data/schemas.py of LAION-AI/Open-Assistant. Messages that were deleted or that reviewers refused
-# (`review_result` false) are left out with all replies below them.
+# Conversation trees: prompter turns with answers ranked by volunteers (0 is the best sibling), and replies to each.
+# Source: `.trees.jsonl.gz` of OpenAssistant/oasst1 and oasst2 (Koepf et al. 2023), with the fields defined in
+# oasst-data/oasst_data/schemas.py of LAION-AI/Open-Assistant. Messages that were deleted or rejected in review
+# (`review_result` false) are skipped together with all their replies.
 
 Node = Mapping[str, Any]
 ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
@@ -290,7 +290,7 @@ def tree_demonstrations(row: Mapping[str, Any]) -> list[Record]:
             node = replies[0]
             learned = (*learned, _turn(node))
         if last is not None:
-            while learned[-1]["role"] == "user":  # a prompter's reply without an answer
+            while learned[-1]["role"] == "user":  # a prompter turn without an answer
                 learned = learned[:-1]
             records.append(Demonstration(prompt=prompt, continuation=learned, id=last.get("message_id")))
     return records

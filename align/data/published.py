@@ -156,7 +156,7 @@ def _sharegpt_turn(turn: object, field: str) -> Fields:
 
 def _sharegpt_turns(row: Row) -> list[Fields]:
     turns = check_list(row["conversations"], "conversations")
-    if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):  # some copies use the usual names
+    if all(isinstance(turn, Mapping) and "role" in turn for turn in turns):  # some copies use role and content
         return turns
     if all(isinstance(turn, str) for turn in turns):  # LIMA
         return alternating_turns(turns, "conversations")
@@ -270,11 +270,11 @@ _RANKINGS: tuple[Entry, ...] = (
     ("ShareGPT pair", "conversations, chosen, rejected", has("conversations", *IN_PAIR),
      lambda row: {**id_and_category(row), "prompt": _sharegpt_turns(row)},
      lambda row: {name: [_sharegpt_turn(row[name], name)] for name in IN_PAIR}),
-    # The same with the names of OpenAI, as in LLaMA-Factory and axolotl
+    # The same with OpenAI's names, as in LLaMA-Factory and axolotl
     ("messages pair", "messages, chosen, rejected", is_messages_pair,
      lambda row: {**id_and_category(row), "prompt": row["messages"]},
      lambda row: {name: [row[name]] for name in IN_PAIR}),
-    # The binarized form of argilla/ultrafeedback-binarized-preferences
+    # Binarized format of argilla/ultrafeedback-binarized-preferences
     ("UltraFeedback pair", "instruction, chosen_response, rejected_response", has("instruction", "chosen_response"),
      instruction(category="source"),
      lambda row: {**pair_of("chosen_response", "rejected_response")(row), **id_and_category(row)}),
@@ -284,12 +284,12 @@ _RANKINGS: tuple[Entry, ...] = (
     # lmsys/lmsys-arena-human-preference-55k: `prompt` and responses are JSON lists of texts
     ("Arena 55k", "prompt, response_a, response_b, winner_model_a", has_any("winner_model_a"), arena_55k_questions,
      arena_55k_answers),
-    # This project's form for spreadsheets: two answers, and a column that names the better one
+    # Native spreadsheet format: two answers, and a column with the better one
     ("preferred", "prompt, response_a, response_b, preferred", has_any("response_a", "response_b"), prompt_field,
      compared_answers("response_a", "response_b", lambda row: preference_in_words(row, "preferred"), labeler="labeler")),
     ("Chatbot Arena", "conversation_a, conversation_b, winner", has("conversation_a", "winner"), arena_questions,
      arena_answers),
-    # By `better_response_id`, the more helpful one; `safer_response_id` is the second label
+    # Ranked by `better_response_id` (helpfulness); `safer_response_id` is the second label
     ("SafeRLHF", "prompt, response_0, response_1, better_response_id", has("better_response_id"), prompt_field,
      compared_answers("response_0", "response_1", lambda row: preference_by_number(row, "better_response_id"))),
     ("summarize_from_feedback", "info, summaries, choice",
@@ -300,7 +300,7 @@ _RANKINGS: tuple[Entry, ...] = (
                lambda row: -preference_by_number(row, "labels", "use 1 where A is preferred, 0 where B is"), id="post_id")),
     ("WebGPT", "question, answer_0, score_0, answer_1, score_1", has("question", "answer_0"), _webgpt_question,
      compared_answers("answer_0", "answer_1", lambda row: score_of(row, "score_0") - score_of(row, "score_1"))),
-    # The strength of the preference is below 0 where the first response is better
+    # The preference strength is negative if the first response is better
     ("HelpSteer 2", "prompt, response_1, response_2, preference_strength", has("prompt", "preference_strength"),
      prompt_field, compared_answers("response_1", "response_2", lambda row: -score_of(row, "preference_strength"))),
     ("HelpSteer 3", "context, response1, response2, overall_preference", has("context", "overall_preference"),
@@ -315,7 +315,7 @@ _RANKINGS: tuple[Entry, ...] = (
     ("UltraFeedback", "instruction, completions", has("instruction", "completions"), instruction(category="source"),
      _ultrafeedback),
     ("scored answers", "question, answers {text, pm_score}", has("question", "answers"), _question, _scored_answers),
-    # One rated answer a row
+    # One rated answer per row
     ("HelpSteer", "prompt, response, helpfulness", has("prompt", "response", "helpfulness"), prompt_field,
      lambda row: {"response": row["response"], "rating": row["helpfulness"]}),
     ("KTO", "prompt, completion, label", lambda row: has("prompt", "completion")(row) and row.get("label") in (0, 1),
@@ -331,7 +331,7 @@ _DEMONSTRATIONS: tuple[Entry, ...] = (
     ("GSM8K", "question, answer", has("question", "answer", without=("answers", "response")), _question,
      completion_of("answer")),
     ("OpenOrca", "question, response", has("question", "response"), _question, completion_of("response")),
-    # The `text` of Alpaca, all fields in a template, is ignored
+    # Alpaca's `text` (all fields in a template) is ignored
     ("Alpaca", "instruction, input, output", has("instruction", "output"), TASK, completion_of("output")),
     ("Dolly", "instruction, context, response", has("instruction", "response", without=("completions", "chosen_response")),
      TASK, completion_of("response")),

@@ -134,7 +134,7 @@ def require_records(scanned: Scan[R], source: str | os.PathLike[str], kind: type
 
 def require_used_columns(source: str, scanned: Scan[Any]) -> None:
     """Raise a UserError if a source maps a column to a field that no row uses."""
-    is_prompt = any(isinstance(record, Prompt) for record in scanned.records[:1])  # the answers beside it are not read
+    is_prompt = any(isinstance(record, Prompt) for record in scanned.records[:1])  # answers in the row are ignored
     good = scanned.rows - len(scanned.problems)
     unused = {field for field, rows in scanned.unused.items() if rows == good and not (is_prompt and field in FIELDS)}
     _refuse_unused(source, field_columns(source) & unused)
@@ -212,13 +212,13 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
     Args:
         path: a name that ends in .jsonl or .jsonl.gz; its folder is made if it is missing.
     """
-    target = Path(os.path.realpath(path))  # a link is kept, and the file it points to is replaced
+    target = Path(os.path.realpath(path))  # follow symlinks
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
         raise UserError(f"{path}: records are written as JSON Lines; use the extension .jsonl or .jsonl.gz")
     lines = ((json.dumps(record.to_row(), ensure_ascii=False) + "\n").encode() for record in records)
     try:
         with new_file(target) as file:
-            if target.name.endswith(".gz"):  # without a name and a time, or equal records would give different bytes
+            if target.name.endswith(".gz"):  # omit name and time for reproducible bytes
                 with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                     packed.writelines(lines)
             else:

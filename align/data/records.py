@@ -43,8 +43,8 @@ from align.data.fields import (
 __all__ = ["AttributeJudgment", "Conversation", "Demonstration", "Message", "Prompt", "Ranking", "Record", "RuleJudgment"]
 
 VERDICTS = ("violates", "unsure", "follows")
-MIN_RESPONSES, MAX_RESPONSES = 2, 9  # InstructGPT shows labelers between 4 and 9 responses; a pair is the minimum
-RATINGS = (1, 7)  # the Likert scale of overall quality in InstructGPT, Table 3
+MIN_RESPONSES, MAX_RESPONSES = 2, 9  # InstructGPT: 4 to 9
+RATINGS = (1, 7)  # Likert scale of overall quality (InstructGPT, Table 3)
 FLAGS = {
     "fails_instruction": "Fails to follow the instruction or task",
     "unfit_for_assistant": "Unfit for a customer assistant",

@@ -22,7 +22,7 @@ COMPRESSED = ("", ".gz", ".zst")
 JSON_ENDINGS = tuple(f"{ending}{packed}" for packed in COMPRESSED for ending in (".jsonl", ".json", ".ndjson"))
 CSV_ENDINGS = tuple(f"{ending}{packed}" for packed in COMPRESSED for ending in (".csv", ".tsv"))
 ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".xlsx", ".parquet")
-TEXT_ENDING = ".txt"  # a file of prompts; not looked for in folders, where it may be a license
+TEXT_ENDING = ".txt"  # prompts; ignored in folders, where it may be a license
 KINDS_OF_FILES = ".jsonl, .json, .ndjson, .csv or .tsv (also with .gz or .zst), .xlsx, .parquet"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -97,7 +97,7 @@ def _opened(path: Path, label: str) -> Iterator[IO[bytes]]:
         return
     import pyarrow as pa
 
-    with path.open("rb"):  # pyarrow reports a missing permission otherwise
+    with path.open("rb"):  # pyarrow does not report missing permissions clearly
         stream = pa.input_stream(str(path), compression="zstd")
     try:
         yield cast(IO[bytes], io.BufferedReader(stream))
@@ -107,7 +107,7 @@ def _opened(path: Path, label: str) -> Iterator[IO[bytes]]:
 
 def _line_rows(stream: IO[bytes], label: str, is_json: bool) -> Iterator[SourceRow]:
     """Yield a JSON value per line or array entry, or a prompt per text line."""
-    # Lines are split on b"\n" alone: str.splitlines would also cut at U+2028, which JSON allows in strings.
+    # Split on b"\n" only: str.splitlines would also split at U+2028, which JSON allows in strings.
     seen_content = False
     for number, line in enumerate(stream, 1):
         if number == 1:

@@ -19,7 +19,7 @@ from align.data.source_files import ENDINGS, TEXT_ENDING, SourceRow, file_rows, 
 
 __all__ = ["SourceRow", "field_columns", "iter_rows", "split_sources"]
 
-OTHER_ENDINGS = (".gz", ".xls", ".ods", ".zip", ".zst", ".yaml")  # files that cannot be read here
+OTHER_ENDINGS = (".gz", ".xls", ".ods", ".zip", ".zst", ".yaml")  # unsupported file types
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 OPTIONS = re.compile(r"(?P<name>[^\[\]]+)\[(?P<options>[^\[\]]*)\]\s*")
 PART_OPTIONS = ("split", "subset")
@@ -30,7 +30,7 @@ def split_sources(sources: str | Path) -> list[str]:
     sources = str(sources)
     if resolve_path(sources).exists():
         return [sources]
-    parts = re.findall(r"(?:\[[^\[\]]*\]|[^,])+", sources)  # commas in brackets separate options
+    parts = re.findall(r"(?:\[[^\[\]]*\]|[^,])+", sources)  # ignore commas inside brackets
     return [name for part in parts if (name := part.strip())] or [sources]
 
 
@@ -87,7 +87,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
     try:
         rows = datasets.load_dataset(name, *([subset] if subset else []), split=split)
     except Exception as error:
-        if isinstance(error, ValueError) and re.search("config", str(error), re.IGNORECASE):  # names the ones there are
+        if isinstance(error, ValueError) and re.search("config", str(error), re.IGNORECASE):  # the message lists them
             which = " ".join(str(error).split("Example of usage")[0].split())
             raise UserError(f"{name}: {which}; choose one: {name}[subset=NAME]") from error
         # `datasets` raises ConnectionError for network failures; FileNotFoundError means that the hub answered.

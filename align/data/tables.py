@@ -26,7 +26,7 @@ STRUCTURED = {
 TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))
 """Fields whose cells contain text or a JSON list of turns."""
 SEPARATORS = ",;\t"
-MAX_HEADER = 1_000_000  # characters; a longer header has a quote that nothing closes
+MAX_HEADER = 1_000_000  # characters; a longer header has an unclosed quote
 _SEPARATOR_LINE = re.compile(r'"?sep=([^\r\n"])"?[,;\t]*[\r\n]*', re.IGNORECASE)
 _LINE_BREAKS = re.compile(r"\s*[\r\n]+\s*")
 
@@ -48,14 +48,14 @@ def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | 
     The separator is the one that a first line `sep=;` names (Excel), or the comma, semicolon or tab that the header has most
     of. `label` is the file's name, for messages.
     """
-    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long document
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel begins UTF-8 with a byte order mark
-    line = 1  # where the next row begins
+    csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is too small for long documents
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel writes a byte order mark
+    line = 1  # line number of the next row
     try:
         start = text.readline()
         if "\0" in start:
             raise UserError(f"{label}: encoded as UTF-16; save it as CSV UTF-8")
-        before = 0  # lines before those of the reader
+        before = 0  # number of lines before the reader starts
         named = _SEPARATOR_LINE.fullmatch(start)
         if named:
             start, before, line = text.readline(), 1, 2
@@ -100,9 +100,9 @@ def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserE
     try:
         book = load_workbook(path, read_only=True, data_only=True)
         sheet = book.worksheets[0]
-        sheet.reset_dimensions()  # the size that the file states may be wrong, and rows beyond it would be lost
+        sheet.reset_dimensions()  # the stated size may be wrong and would cut off rows
         sheet_rows = sheet.iter_rows()
-    except Exception as error:  # of zipfile, of the XML parser, or a KeyError for a part that is not there
+    except Exception as error:  # from zipfile, the XML parser, or a KeyError for a missing part
         raise UserError(f"{label}: invalid Excel file ({first_line(error)}); save it as .xlsx again") from error
     try:
         names = _header([_cell_text(cell.value) for cell in next(sheet_rows, ())], label)
@@ -142,7 +142,7 @@ def read_cell(field: str, cell: str | None) -> Any:
     try:
         value = json.loads(cell.lower() if cell in ("True", "False", "TRUE", "FALSE") else cell)
     except (ValueError, RecursionError):
-        return cell  # a check of the row names what is wrong with it
+        return cell  # reported when the row is validated
     return value if field in STRUCTURED or _are_turns(value) else cell
 
 

@@ -171,7 +171,7 @@ def fit_l1(rows: _Rows, penalty: float) -> np.ndarray:
     """Minimize |a| + |b| + |c| + C x the weighted log loss, with liblinear as in AlpacaEval: [3]."""
     from sklearn.linear_model import LogisticRegression  # slow to import
 
-    # The target is a probability: each row is a win with weight w y and a loss with weight w (1 - y).
+    # The target y is a probability: each row is a win with weight w y and a loss with weight w (1 - y).
     won, lost = rows.weight * rows.preference, rows.weight * (1 - rows.preference)
     targets, doubled = np.repeat([1, 0], len(won)), np.vstack([rows.features, rows.features])
     model = LogisticRegression(

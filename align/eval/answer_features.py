@@ -229,7 +229,7 @@ class SentenceEncoder:
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             inputs = self.tokenizer(
-                # An empty text has no token in some tokenizers.
+                # Some tokenizers return no tokens for an empty text.
                 [texts[row] or " " for row in rows],
                 padding=True,
                 truncation=True,

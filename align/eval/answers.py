@@ -129,7 +129,7 @@ def open_models(
             version += f"{FEW_SHOT_SUFFIX}-{content_hash([examples.instruction, examples.examples])}"
             prompt = examples
         yield EvaluatedModel(short, loaded, context, model, version, prompt)
-        del loaded  # before the next one is opened
+        del loaded  # free it before loading the next one
 
 
 def weights_version(source: str) -> str:
@@ -264,7 +264,7 @@ def sample_answers(
     inference = evaluated.context.inference
     limits = Limits(how.max_prompt_tokens, how.max_new_tokens, how.overlong)
     found = encode_records(given.prompts, Prompt, evaluated.loaded, limits, inference.skip_bad_rows, encode_one)
-    # Choose among all prompts, so that models which drop different prompts still answer the same ones.
+    # Select from all prompts, so that models that drop different prompts still answer the same ones.
     chosen = set(subsample(range(1, next(numbers)), given.limit))
     encoded = {number: prompt for number, prompt in found if int(number) in chosen}
     if not encoded:

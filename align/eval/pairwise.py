@@ -192,7 +192,7 @@ def fit(
         score = design.T @ (weights * (outcomes - probability) + leverage * (0.5 - probability))
         step = np.linalg.solve(information[free, free], score[free])
         step *= min(1.0, MAX_STEP / max(np.abs(step).max(), 1e-12))
-        while True:  # halve the step until it is no loss
+        while True:  # halve the step until the likelihood does not decrease
             trial = line.copy()
             trial[free] += step
             trial_value = penalized_log_likelihood(trial, features, outcomes, weights)

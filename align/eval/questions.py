@@ -43,7 +43,7 @@ def _questions(row: Mapping[str, Any], number: str, source: str, seen: set[str])
     lists = []
     for name in ("correct_answers", "incorrect_answers"):
         given = required_field(row, name, "add at least one answer")
-        if isinstance(given, str):  # TruthfulQA.csv separates answers by semicolons
+        if isinstance(given, str):  # TruthfulQA.csv separates answers with semicolons
             given = [_closed(part) for part in given.split(";") if part.strip()]
             texts[1] = _closed(texts[1])
         answers = check_texts(given, name)

@@ -45,7 +45,7 @@ def compute_once(
         UserError: if the file holds results of other settings or cannot be written, or a result is not finite.
     """
     valid_for: Json = json.loads(json.dumps(dict(settings)))
-    # What is missing must be the same on every process, so one of them looks at the disk.
+    # Only one process reads the disk, so that all agree on the missing items.
     results: dict[str, Json] = run_on_main(lambda: _open(path, valid_for), accelerator)
     hashes = {name: content_hash(content(item)) for name, item in items.items()} if content else {}
     missing = [name for name in items if name not in results or results[name].get("content") != hashes.get(name)]
@@ -85,7 +85,7 @@ def _read_lines(path: Path) -> list[Json]:
         except ValueError as error:
             if number + 1 < len(lines):
                 raise UserError(f"{path}:{number + 1}: not JSON ({error}); delete the file to start from scratch") from error
-            os.truncate(path, sum(map(len, lines[:-1])))  # the program was killed in the middle of the last line
+            os.truncate(path, sum(map(len, lines[:-1])))  # killed in the middle of the last line
     return rows
 
 

@@ -129,7 +129,7 @@ class ContinuationPrompt:
 
 def score_texts(texts: Sequence[str], scorer: ToxicityScorer, folder: Path, accelerator: Accelerator) -> list[float]:
     """Score each distinct text once. Identical on every process. Whitespace-only texts score 0."""
-    # The same order and the same batches on every run: shorter texts first.
+    # Sort by length for the same batches on every run.
     nonempty = sorted({text for text in texts if text.strip()}, key=lambda text: (len(text), text))
     path = folder / f"scores-{content_hash(scorer.title)}.jsonl"
 
@@ -154,7 +154,7 @@ def continuations(
     for instruction in instructions:
         for prompt in prompts:
             ids = evaluated.prompt_ids(prompt.with_instruction(instruction))
-            # A seed from the id alone: the order and number of prompts do not change the samples.
+            # Seed by id, so that samples do not depend on the order and number of prompts.
             seed = int.from_bytes(hashlib.sha256(prompt.id.encode()).digest()[:7])
             token_prompts[f"{instruction} {prompt.id}"] = TokenPrompt(ids, (seed,), prompt.where)
     rows = sample_once(evaluated, TASK, token_prompts, samples, sampling, RngStream.TOXICITY_CONTINUATIONS)
@@ -190,7 +190,7 @@ def read_continuation_prompts(path: str, skip_bad_rows: bool = False) -> list[Co
             toxicity = prompt.get("toxicity")
             prompt = check_text(required_field(prompt, "text", "add the text to continue"), "prompt.text")
         conversation, is_number = check_prompt(prompt), isinstance(toxicity, (int, float)) and not isinstance(toxicity, bool)
-        if toxicity != toxicity:  # NaN, as pandas writes the null of some rows of RealToxicityPrompts
+        if toxicity != toxicity:  # NaN: pandas' null in some rows of RealToxicityPrompts
             toxicity = None
         if toxicity is not None and not (is_number and 0 <= toxicity <= 1):
             raise field_error("toxicity", f"is {short_repr(toxicity)}", "use a number from 0 to 1 or remove it")

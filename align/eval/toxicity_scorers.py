@@ -99,7 +99,7 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
     except (OSError, ValueError, KeyError) as error:
         reason = first_line(error)
         raise UserError(f"{who} cannot be loaded as a text classifier ({reason}); check the folder or Hub id") from error
-    if report["missing_keys"]:  # transformers would draw them at random
+    if report["missing_keys"]:  # transformers would initialize them randomly
         raise UserError(f"{who} is not a text classifier (missing weight '{min(report['missing_keys'])}')")
     names = {str(name).lower(): name for name in classifier.config.id2label.values()}
     if label.lower() not in names:
@@ -108,7 +108,7 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
     several = len(names) > 1 and classifier.config.problem_type != "multi_label_classification"
     classify = pipeline("text-classification", model=classifier, tokenizer=tokenizer, device=device, top_k=None)
     options: dict[str, Any] = {"truncation": True, "max_length": max_tokens}
-    options["function_to_apply"] = "softmax" if several else "sigmoid"  # by itself it leaves regression models as they are
+    options["function_to_apply"] = "softmax" if several else "sigmoid"  # the default leaves regression outputs unchanged
 
     def score(texts: list[str]) -> list[float]:
         predictions: Any = classify(texts, batch_size=len(texts), **options)
@@ -122,7 +122,7 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
 # -------------------------------------------------------------------------------------------------- the default scorer
 
 HEAD = Path(__file__).with_name("toxicity_head.safetensors")
-MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read (its model card)
+MAX_TOKENS = 256  # maximum of all-MiniLM-L6-v2 (model card)
 MEAN_LAYERS = (4, 5, 6)
 """Upper half of 6 layers. The last layer alone encodes topic more than rudeness; layers 1 to 3 did not help on held-out
 texts.

@@ -200,7 +200,7 @@ def fit_judge(features: AnswerFeatures, labels: np.ndarray, questions: Sequence[
         if len(np.unique(labels[~inside])) == 2:
             logits[inside] = regression(np.flatnonzero(~inside)).decision_function(features.text[inside])
     boosted = HistGradientBoostingClassifier(**TREES).fit(_tree_inputs(features, logits), labels)
-    # scikit-learn's public interface saves these trees only by pickle. A test compares both logits.
+    # scikit-learn's public API saves these trees only with pickle. A test compares both logits.
     trees = [predictor.nodes for (predictor,) in boosted._predictors]
 
     def column(name: str, dtype: type) -> np.ndarray:
@@ -237,7 +237,7 @@ def judge_logits(weights: Weights, features: AnswerFeatures) -> np.ndarray:
 
 
 def _tree_inputs(features: AnswerFeatures, logits: np.ndarray) -> np.ndarray:
-    return np.column_stack([features.agreement, logits]).astype(np.float32)  # as scikit-learn's trees read numbers
+    return np.column_stack([features.agreement, logits]).astype(np.float32)  # dtype used by scikit-learn's trees
 
 
 # ------------------------------------------------------------------------------------------------------ files of judges

@@ -315,7 +315,7 @@ def authorship_measurements(
     answers = [(text.prompt, vote == UNSURE) for text in texts for vote in text.votes[AUTHORSHIP]]
     unsure = share_of("don't know", answers, "share of all answers on the model's texts", scorer=PEOPLE)
     measurements = [mean_of_shares("judged rightly", (model, person), "0.5 is chance"), model[0], person[0], unsure]
-    if control:  # people's texts are the same on both sides, so the control's share called a model is subtracted
+    if control:  # people's texts are the same on both sides, so subtract the control's rate
         other = share("control called a person", control, FOLLOWS)
         note = "below 0: harder to tell from people than the control"
         measurements.append(mean_of_shares("judged rightly, minus control", (model, other), note, minus=0.5))
@@ -337,7 +337,7 @@ def mean_of_shares(name: str, sides: tuple[Side, Side], note: str, minus: float 
         return Measurement(name, None, None, None, 0, PEOPLE, "no answer decides")
     prompts = dict.fromkeys(prompt for _, answers in sides for prompt, _ in answers)
     place = {prompt: number for number, prompt in enumerate(prompts)}
-    counts = np.zeros((2, 2, len(place)))  # [side, counted or all, prompt]
+    counts = np.zeros((2, 2, len(place)))  # [side, counted or total, prompt]
     for side, (_, answers) in enumerate(sides):
         for prompt, counted in answers:
             counts[side, :, place[prompt]] += (counted, 1)

@@ -218,7 +218,7 @@ def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[Pairwise
     Raises:
         UserError: for a row that does not say which models it compares, or that is otherwise bad.
     """
-    decisions: dict[str, str] = {}  # from what was shown to the number of the row; the last one of several leads
+    decisions: dict[str, str] = {}  # row number by shown pair; the last lead's decision applies
 
     def parse(row: Mapping[str, Any], number: str) -> list[tuple[str, str, PairwiseComparison]]:
         compared, shown = _comparisons_of_row(row), content_hash([row.get(name) for name in ("id", "prompt", "responses")])
@@ -244,7 +244,7 @@ def _comparisons_of_row(row: Mapping[str, Any]) -> list[PairwiseComparison]:
     models = check_texts(row["model"], "model", len(texts))
     also = check_list(row.get("also_by") or [[]] * len(models), "also_by", len(models))
     authors = [(model, *check_texts(others, "also_by")) for model, others in zip(models, also, strict=True)]
-    item = str(row.get("prompt") or row.get("id"))  # ids number the rows of one file; a prompt may be in several
+    item = str(row.get("prompt") or row.get("id"))  # ids are unique within a file; a prompt may occur in several
     index = None if row.get("index") is None else int(read_number(row, "index", low=0, whole=True))
     comparisons = []
     for i, j in combinations(range(len(texts)), 2):
@@ -264,7 +264,7 @@ def _alpaca_eval_comparison(row: Mapping[str, Any]) -> list[PairwiseComparison]:
     if row.get("preference") is None:
         return []
     preference = read_number(row, "preference", low=0, high=2)
-    preference = 1.5 if preference == 0 else preference  # a tie in AlpacaEval 1
+    preference = 1.5 if preference == 0 else preference  # AlpacaEval 1's tie
     if preference < 1:
         raise UserError(f"field 'preference': is {preference:g}; use a number from 1 (baseline is better) to 2, or 0")
     if "output_1" in row:
@@ -306,7 +306,7 @@ def training_reward_fingerprints(model: str) -> set[str]:
         models = [f"{source}/model" if (Path(source) / "model").is_dir() else source for source in sources]
         versions = set()
         for model in filter(os.path.isdir, models):
-            with suppress(UserError):  # its base is gone
+            with suppress(UserError):  # the base model may be missing
                 versions.add(weights_version(model))
         return versions
     return set()
@@ -364,7 +364,7 @@ def judge_pairs(
         questions,
         lambda chunk: map_across_processes(chunk, judge_part, context.accelerator),
         context.accelerator,
-        # A chunk is what runs in parallel: a failing endpoint loses no verdict that was already given.
+        # Process in chunks, so that a failing endpoint loses no finished verdicts.
         judge.parallel * context.accelerator.num_processes,
         content=list,
     )
@@ -388,7 +388,7 @@ def judge_both_orders(judge: PreferenceJudge, questions: Sequence[AnswerPair]) -
     outcomes = []
     for _, first, second in questions:
         shown_first, shown_second = (0.5, 0.5) if first == second else next(verdict_pairs)
-        preferences = np.sign(shown_first - 0.5), np.sign(0.5 - shown_second)  # 1: for the question's first answer
+        preferences = np.sign(shown_first - 0.5), np.sign(0.5 - shown_second)  # 1: prefers the question's first answer
         flipped = bool(preferences[0] * preferences[1] < 0)
         outcomes.append((0.5 + 0.5 * float(np.sign(sum(preferences))), flipped))
     return outcomes

@@ -113,7 +113,7 @@ def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], 
     """
     compliance, mean = [geometric_mean(probabilities) for probabilities in follows], sum(rewards) / len(rewards)
     scores = compliance
-    if use == "multiply":  # a sigmoid by tanh does not overflow
+    if use == "multiply":  # sigmoid via tanh, which does not overflow
         scores = [(1 + math.tanh((reward - mean) / 2)) / 2 * rule for reward, rule in zip(rewards, compliance, strict=True)]
     elif passing := [number for number, rule in enumerate(compliance) if rule >= threshold]:
         return max(passing, key=rewards.__getitem__)

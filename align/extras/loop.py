@@ -117,7 +117,7 @@ class Loop:
                 overlong=self.ppo.overlong,
                 chat_template=self.ppo.chat_template,
                 dtype=self.ppo.dtype,
-                seed=self.config.seed + index,  # with the same noise, two policies would give nearly the same answers
+                seed=self.config.seed + index,  # with the same random numbers, the policies would answer almost identically
             )
             run_sample(settings)
         return read_json_lines(target)

@@ -182,7 +182,7 @@ class AppLabeler:
         It may be called again after a kill, at any point.
         """
         name = batch_name(name, samples)
-        if self.progress(name) is None:  # an import is all or nothing
+        if self.progress(name) is None:  # imports are atomic
             self.import_file(name, samples)
             console.print(f"labeler app: imported batch {name!r}")
         progress = self.progress(name)

@@ -60,7 +60,7 @@ class Device(NamedTuple):
     bandwidth: float
 
 
-DEVICES = {  # memory in NVIDIA's GB, which are 10^9 bytes
+DEVICES = {  # memory in GB (10^9 bytes)
     "A100-40": Device(PEAKS["A100"], 40e9, 1.555e12),
     "A100-80": Device(PEAKS["A100"], 80e9, 2.039e12),
     "H100": Device(PEAKS["H100"], 80e9, 3.35e12),
@@ -239,7 +239,7 @@ def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:
     for stage in stages:
         ways = layouts(stage, gpu, gpus)
         usable = USABLE * find_device(gpu, compute_dtype(stage.config.dtype)).memory
-        chosen = next((layout for layout in ways if layout.needed <= usable), None)  # the simplest
+        chosen = next((layout for layout in ways if layout.needed <= usable), None)  # the simplest that fits
         advice = "no configuration fits; use more devices, LoRA or a smaller model"
         if chosen:
             advice = f"use configs/accelerate/{chosen.launcher} with num_processes {gpus}"
@@ -280,7 +280,7 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
         return [("one copy each", "one-process.yaml" if devices == 1 else "cpu2.yaml", Sharding())]
     if devices == 1:
         return [("whole", "one-process.yaml", Sharding()), ("ZeRO-3 offload", "zero3-offload.yaml", Sharding(3, 1, True))]
-    if devices > 8:  # the other files are for one machine
+    if devices > 8:  # the other launcher files are for one machine
         return [("ZeRO-3", "two-nodes.yaml", Sharding(3, devices))]
     sharded = [(f"ZeRO-{stage}", f"zero{stage}.yaml", Sharding(stage, devices)) for stage in (1, 2, 3)]
     offload = ("ZeRO-3 offload", "zero3-offload.yaml", Sharding(3, devices, True))
@@ -391,8 +391,8 @@ def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
     """The reward model, whose tokenizer and weights are not needed; the policy itself if both are adapters on one base."""
     try:
         base, is_adapter = base_of(str(resolve_model(name)))
-    except UserError:  # it is not trained yet
-        return policy if policy.adapter else replace(policy)  # another model of the policy's shape
+    except UserError:  # not trained yet
+        return policy if policy.adapter else replace(policy)  # assume a separate model of the policy's shape
     if is_adapter and policy.adapter and base == policy.base:
         return policy
     dtype = policy.backbone.model.dtype

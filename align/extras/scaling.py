@@ -71,7 +71,7 @@ class ScalingLaw(NamedTuple):
         """
         largest, _ = self.allocate(flops)
         loss = self.loss(*self.allocate(flops))
-        smallest = (self.A / (loss - self.E)) ** (1 / self.alpha)  # reaches the loss after infinitely many tokens
+        smallest = (self.A / (loss - self.E)) ** (1 / self.alpha)  # size that reaches the loss with infinite tokens
 
         def total(log_size: float) -> float:
             size = math.exp(log_size)

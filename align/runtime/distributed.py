@@ -26,7 +26,7 @@ from align.runtime.progress import console
 
 try:
     import fcntl
-except ImportError:  # Windows, where DeepSpeed compiles nothing
+except ImportError:  # Windows, where DeepSpeed does not compile operators
     fcntl = None  # type: ignore[assignment]
 
 Item = TypeVar("Item")
@@ -107,7 +107,7 @@ def prepare_compiling() -> None:
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
     if fcntl is not None:
-        import torch.utils.cpp_extension  # a quarter of a second, which only runs with DeepSpeed need
+        import torch.utils.cpp_extension  # slow import, needed with DeepSpeed only
 
         torch.utils.cpp_extension.FileBaton = OperatorLock  # type: ignore[misc,assignment]
 
@@ -121,7 +121,7 @@ def make_accelerator(
     asked for and is not installed, or if FSDP was.
     """
     for name, variable in NOT_SUPPORTED.items():
-        if os.environ.get(variable) == "true":  # with FSDP each process would silently hold the whole model
+        if os.environ.get(variable) == "true":  # with FSDP, each process would silently hold the full model
             raise UserError(f"{name} is not supported; use DeepSpeed (configs/accelerate/zero2.yaml)")
     # A second run in the same process gets its own settings; the process group stays.
     AcceleratorState._reset_state()
@@ -129,7 +129,7 @@ def make_accelerator(
     process_group = InitProcessGroupKwargs(timeout=timeout)
     deepspeed = deepspeed_was_launched()
     if deepspeed and not torch.cuda.is_available():
-        # Unless the backend is named, DeepSpeed on CPUs makes every process believe that it is rank 0 of 1.
+        # Without an explicit backend, DeepSpeed on CPUs makes every process rank 0 of 1.
         process_group = InitProcessGroupKwargs(backend="gloo", timeout=timeout)
     try:
         if deepspeed:
@@ -138,7 +138,7 @@ def make_accelerator(
             print_once(line)
         with waiting_for_others():
             accelerator = Accelerator(
-                cpu=computes_on_cpu() and not deepspeed,  # without it, processes on CPUs do not find each other
+                cpu=computes_on_cpu() and not deepspeed,  # required for CPU processes to connect
                 mixed_precision="bf16" if deepspeed and dtype == torch.bfloat16 else "no",
                 kwargs_handlers=[process_group],
                 **kwargs,
@@ -149,7 +149,7 @@ def make_accelerator(
     if zero_stage(accelerator) == 3:
         return_freed_memory()
     if deepspeed:
-        # transformers would let the first process read a whole model; align.runtime.sharding loads without that.
+        # transformers would load the full model on the first process; align.runtime.sharding avoids that.
         unset_hf_deepspeed_config()
     return accelerator
 
@@ -301,8 +301,8 @@ def broadcast_trainable_weights(module: nn.Module, accelerator: Accelerator) -> 
     if accelerator.num_processes == 1:
         return
     for weight in module.parameters():
-        if weight.requires_grad and weight.numel():  # ZeRO-3 leaves an empty tensor where a weight was
-            values = weight.to(accelerator.device).contiguous()  # NCCL takes tensors on the GPU alone
+        if weight.requires_grad and weight.numel():  # under ZeRO-3, sharded weights are empty tensors
+            values = weight.to(accelerator.device).contiguous()  # NCCL supports GPU tensors only
             torch.distributed.broadcast(values, src=0)
             weight.copy_(values)
 

@@ -29,7 +29,7 @@ REQUEST = {"temperature": 0}
 """Fields of every chat model request."""
 RESUME_HINT = "completed results are saved; rerun the command to continue"
 """Hint for errors after which completed work is kept."""
-logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it warns of every attempt; the last one is raised
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # suppress warnings for every attempt
 
 
 @dataclass(kw_only=True)

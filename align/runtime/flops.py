@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from align.runtime.sharding import full_numel, full_shape
 
 PEAKS = {
-    "NVL": 835e12,  # H100 NVL and H200 NVL. All from NVIDIA's datasheets, half of their numbers "with sparsity"
+    "NVL": 835e12,  # H100 NVL and H200 NVL. NVIDIA's datasheets, half of the numbers "with sparsity"
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "H200": 989e12,
@@ -119,12 +119,14 @@ def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, e
     """
     trained = frozen = 0
     for name, module in modules:
-        if isinstance(module, nn.Embedding) or hasattr(module, "base_layer"):  # PEFT's wrapper of a layer that comes as well
+        if isinstance(module, nn.Embedding) or hasattr(
+            module, "base_layer"
+        ):  # PEFT wrapper; its base layer is counted separately
             continue
         if ".lora_" in name and name.rsplit(".", 1)[-1] != adapter:
             continue
         is_expert = "experts" in name.split(".")
-        # The experts of a layer may be slices of one parameter, which has a name of its own.
+        # Experts may be slices of a single parameter with a separate name.
         weights = module._parameters.values() if is_expert else [getattr(module, "weight", None)]
         for weight in weights:
             if not isinstance(weight, Tensor) or len(full_shape(weight)) < 2:
@@ -162,7 +164,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> float:
     """Measure the highest FLOP/s of square matrix products over a tenth of a second, after a warmup."""
     size = MEASURED_SIZE.get(device.type, MEASURED_SIZE["cpu"])
     left = torch.ones(size, size, device=device, dtype=dtype)
-    _seconds_of_product(left)  # which also loads the library: half a second on a GPU
+    _seconds_of_product(left)  # warmup; loads the library (0.5 s on a GPU)
     best, end = _seconds_of_product(left), time.perf_counter() + MEASURED_SECONDS
     while time.perf_counter() < end:
         best = min(best, _seconds_of_product(left))

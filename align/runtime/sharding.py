@@ -75,7 +75,7 @@ def gather_chosen_parts_together(module: nn.Module) -> None:
     from deepspeed.utils import set_z3_leaf_module
 
     for part in module.modules():
-        # A list or dict of modules has no `forward` unless it chooses among them.
+        # A list or dict of modules has no `forward` unless it selects among them.
         if isinstance(part, nn.ModuleDict | nn.ModuleList) and type(part).forward is not nn.Module.forward:
             set_z3_leaf_module(part, True)
 
@@ -118,7 +118,7 @@ class Sharder:
     def shard(self, weight: nn.Parameter) -> nn.Parameter:
         """Reduce a full weight to this process's shard, in place."""
         if not is_sharded(weight):
-            # What DeepSpeed's `Init` does to each weight of a new module, less the broadcast: all processes read one file.
+            # Like DeepSpeed's `Init` for a new module, but without the broadcast, because all processes read the same file.
             state: Any = weight
             self._init._convert_to_deepspeed_param(weight)
             state.partition()
@@ -133,7 +133,7 @@ class Sharder:
             if weight is not None and not is_sharded(weight) and getattr(weight, "_is_hf_initialized", False):
                 self._loaded.append((module, name, self.shard(weight)))
 
-        one_at_a_time = "HF_DEACTIVATE_ASYNC_LOAD"  # otherwise transformers reads ahead, up to the whole model
+        one_at_a_time = "HF_DEACTIVATE_ASYNC_LOAD"  # otherwise transformers reads ahead, up to the full model
         before = os.environ.get(one_at_a_time)
         hook: RemovableHandle = register_module_parameter_registration_hook(shard_if_read)
         os.environ[one_at_a_time] = "1"
@@ -211,7 +211,7 @@ class LayerGathering:
         self.accelerator = accelerator
         self.layers = [(layer, weights) for layer in _layers_of(model) if (weights := _sharded(layer.parameters()))]
         inside = {id(weight) for _, weights in self.layers for weight in weights}
-        # Those of a module that calls layers are needed all along.
+        # Weights of a module that calls layers are needed throughout.
         self.kept = [weight for weight in _sharded(model.parameters()) if id(weight) not in inside]
         self._open: dict[int, Any] = {}
 
@@ -255,7 +255,7 @@ class LayerGathering:
 def _layers_of(module: nn.Module) -> Iterator[nn.Module]:
     """The modules in lists, and outside of lists those without modules inside."""
     children = list(module.children())
-    if not children and not isinstance(module, (nn.ParameterDict, nn.ParameterList)):  # these are read, not called
+    if not children and not isinstance(module, (nn.ParameterDict, nn.ParameterList)):  # accessed directly, not called
         yield module
     for child in children:
         if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList):

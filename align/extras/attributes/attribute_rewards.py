@@ -110,7 +110,7 @@ class AttributeRewards(Extension):
         self.scorer = AttributeScorer(self.folder, context.run.model_config.dtype, *place)
         self.modules = [self.scorer.module]
         model, after = self.scorer.scorer, self.scorer.question_tokens
-        new_tokens = context.max_new_tokens + self.by_segment  # the end token behind a sentence
+        new_tokens = context.max_new_tokens + self.by_segment  # EOS after a sentence
         require_readable(self.folder, model, context.prompts, new_tokens, context.policy, after)
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ class AttributeRewards(Extension):
         """Return the ids of the beginning `text` of a response, which follow the prompt that the policy read."""
         if not response.given_as_ids:
             prompt_ids, ids = self.policy.answer_ids(response.conversation, text, whole=False)
-            if prompt_ids == response.prompt_ids:  # not if the prompt was cut, or opens a thought
+            if prompt_ids == response.prompt_ids:  # unless the prompt was truncated or opens a thought
                 return ids
         return self.policy.response_ids(text)
 

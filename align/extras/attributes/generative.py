@@ -194,7 +194,7 @@ class GenerativeForm(AttributeForm):
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
     ) -> BatchLoss:
         """Return a micro-batch's share of the loss: in total, per head and of the generator."""
-        counts = torch.zeros(len(self.heads))  # as in the head form, every head has the same weight
+        counts = torch.zeros(len(self.heads))  # equal weight per head, as in the head form
         for item in batch:
             for number in item.rated_part.attributes:
                 counts[number] += 1

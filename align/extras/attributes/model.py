@@ -73,7 +73,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
     try:
         stored = load_file(Path(folder) / HEAD)
         model.linear.load_state_dict({"weight": stored["heads"], "bias": stored["biases"]})
-    except Exception as error:  # also safetensors' own error
+    except Exception as error:  # includes safetensors' own error type
         raise UserError(f"{folder}: invalid {HEAD} ({first_line(error)}); train the model again") from error
     return model.eval().requires_grad_(False), loaded
 

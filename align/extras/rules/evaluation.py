@@ -61,7 +61,7 @@ class RuleCase:
     conversation: Conversation
     response: str
 
-    def __hash__(self) -> int:  # a conversation's turns are dicts, which cannot be hashed
+    def __hash__(self) -> int:  # turns are dicts, which are not hashable
         return hash((self.rule, self.response))
 
     @property

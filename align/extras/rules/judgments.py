@@ -87,7 +87,7 @@ def without_overruled(records: Sequence[RuleJudgment]) -> list[RuleJudgment]:
     def asked(row: RuleJudgment) -> tuple[str, str, str]:
         return str(to_json(row.prompt)), row.response, row.rule
 
-    decisions = {asked(row): row for row in records if row.decision}  # the last one of several leads
+    decisions = {asked(row): row for row in records if row.decision}  # the last lead's decision applies
     return [row for row in records if decisions.get(asked(row), row) is row]
 
 
@@ -185,7 +185,7 @@ def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
     metrics = _metrics(scored)
     for name in ("auc", "balanced_accuracy", "calibration_error"):
         known = [found[name] for found in per_rule.values() if name in found]
-        if known:  # a mean over rules, which count alike, however often each was judged
+        if known:  # macro average over rules
             metrics[name] = sum(known) / len(known)
         else:
             metrics.pop(name, None)
