@@ -104,7 +104,7 @@ def test_folder_of_files_takes_those_of_the_split(tmp_path):
     (tmp_path / "README.md").write_text("# About")
     assert read_records(tmp_path, Prompt) == RECORDS
     assert read_records(tmp_path, Prompt, split="test") == [Prompt.from_row({"prompt": "held out"})]
-    assert error_of(tmp_path, split="dev") == f"{tmp_path}: no file of the split 'dev'; the folder has test, train"
+    assert error_of(tmp_path, split="dev") == f"{tmp_path}: no files of the split 'dev'; the folder has test, train"
 
 
 def test_shards_of_a_hub_data_set_are_of_the_whole_name_alone(tmp_path):
@@ -113,7 +113,7 @@ def test_shards_of_a_hub_data_set_are_of_the_whole_name_alone(tmp_path):
         write_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet", rows)
     read = read_records(f"{tmp_path}[split=train_prefs]", Prompt)
     assert [record.prompt for record in read] == [record.prompt for record in RECORDS]
-    told = f"{tmp_path}: no file of the split 'train'; the folder has test_prefs, train_prefs, train_sft"
+    told = f"{tmp_path}: no files of the split 'train'; the folder has test_prefs, train_prefs, train_sft"
     assert error_of(tmp_path) == told
 
 
@@ -173,8 +173,9 @@ def test_a_name_that_is_neither_file_nor_hub_data_set(monkeypatch, tmp_path, err
 
     hub(monkeypatch, load)
     monkeypatch.chdir(tmp_path)
-    expected = f"a/b: no such file or folder, and the Hub {why}"
-    assert error_of("a/b").startswith(expected)
+    message = error_of("a/b")
+    assert message.startswith("a/b: no such file or folder, and the Hub ")
+    assert why in message
 
 
 @pytest.mark.parametrize(
@@ -311,6 +312,6 @@ def test_rows_are_checked_as_in_other_files(tmp_path):
     wrong = f"{path}: row 2: has 2 cells"
     assert error_of(path, Ranking).startswith(wrong)
     assert len(read_records(path, Ranking, skip_bad_rows=True)) == 2
-    assert check_data(str(path)).endswith(f"bad rows:              1 of 3 (33.3 %)\n  {wrong}")
+    assert check_data(str(path)).partition("bad rows:              1 of 3 (33.3 %)\n  ")[2].startswith(wrong)
     path.write_bytes(HEADER + b"a,b,\n")
     assert error_of(path, Ranking).startswith(f"{path}: row 1: field 'rejected': is missing")
