@@ -132,7 +132,7 @@ def test_a_demonstration_that_was_cut_has_no_end_token_and_is_counted(load_sharp
     whole = loaded.tokenization.response_ids("One, two")
     assert found.response == (whole[:-1] if is_cut else whole)
     assert len(found.loss_mask) == len(found.response)
-    assert [("1 of 1" in line and "no end token" in line) for line in caplog.messages] == [True] * is_cut
+    assert [("1 of 1" in line and "no EOS" in line) for line in caplog.messages] == [True] * is_cut
 
 
 def test_only_the_last_turn_of_a_conversation_was_cut(load_sharp):
@@ -185,7 +185,7 @@ def test_best_and_worst_of_three_that_are_equal_say_nothing_of_the_third(load_sh
     loaded = load_sharp("tiny-gpt2")
     (found,) = encode_rankings([row, more], loaded, Limits(100, 4, "truncate"), False)
     assert found.ranks == [1, 1, 2]
-    assert sum("2 rankings have responses with equal token ids" in line for line in caplog.messages) == 1
+    assert sum("2 rankings have responses with identical token ids" in line for line in caplog.messages) == 1
 
 
 def test_preferences_between_equal_responses_are_ties():

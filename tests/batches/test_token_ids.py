@@ -116,7 +116,7 @@ def test_ids_outside_the_vocabulary_are_refused_with_the_record(load_sharp, tmp_
     path = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [size - 1]}, {"input_ids": [1, size]}])
     assert refusal(encode_prompts, path, loaded, LIMITS, False) == (
         f"{path}: record 2: field 'input_ids': contains id {size}, but the model's tokenizer has {size} tokens; "
-        "tokenize the prompts with the model's own tokenizer"
+        "tokenize the prompts with the model's tokenizer"
     )
 
 

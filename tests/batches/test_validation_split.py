@@ -36,7 +36,7 @@ def test_validation_examples_that_are_trained_on_are_counted():
     assert seen_warning([seen], [other]) == ""
     assert seen_warning([seen], [other, seen]).startswith("the training data contains 1 of 2 validation examples")
     ranking = EncodedRanking([1], [[2], [3]], [1, 2])
-    assert "1 of 1 validation example: " in seen_warning([ranking], [EncodedRanking([1], [[3], [2]], [2, 1])])
+    assert "1 of 1 validation example" in seen_warning([ranking], [EncodedRanking([1], [[3], [2]], [2, 1])])
 
 
 def test_validation_data_that_are_the_training_data_are_named(tmp_path, caplog):
@@ -59,7 +59,7 @@ def test_a_prompt_is_on_one_side_whatever_else_there_is():
 def test_prompts_that_differ_in_white_space_are_one_prompt():
     first, second = example("Is 3\r\nodd? "), replace(example("Is 3 odd?"), prompt=[2])
     assert first.opening == second.opening
-    assert "contain 1 of 1 validation example: " in seen_warning([first], [second])
+    assert "contains 1 of 1 validation example" in seen_warning([first], [second])
 
 
 def test_the_share_is_that_of_many_prompts_at_least_one_and_not_all():
@@ -68,7 +68,7 @@ def test_the_share_is_that_of_many_prompts_at_least_one_and_not_all():
     assert split_by_opening(many, 0.0) == (many, [])
     assert len(split_by_opening([example("a"), example("b")], 1e-9)[1]) == 1
     assert refusal(split_by_opening, [example("a"), example("a")], 1e-9) == (
-        "validation_split 1e-09 holds out 2 of 2 examples; lower it"
+        "validation_split 1e-09 holds out 2 of 2 examples; lower it or add prompts"
     )
 
 

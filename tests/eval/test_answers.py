@@ -72,7 +72,7 @@ def test_no_model_and_a_wrong_one():
         open_both(BiasConfig(models=["tiny-gpt2", "./nowhere"]))
     with pytest.raises(UserError, match="few_shot"):  # a task without examples knows no such name
         open_both(BiasConfig(models=["tiny-llama+few_shot"]))
-    with pytest.raises(UserError, match="without repetitions"):
+    with pytest.raises(UserError, match="without duplicates"):
         EvalConfig(models=["a", "a"])
 
 

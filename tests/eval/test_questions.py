@@ -52,7 +52,7 @@ def test_a_bad_csv_is_one_clear_line(tmp_path, text, complaint):
 def test_a_bad_row_can_be_skipped_and_an_id_that_stands_twice_is_bad(tmp_path, caplog):
     row = {"id": "a", "question": "q", "best_answer": "b", "correct_answers": ["b"], "incorrect_answers": ["c"]}
     path = write_rows(tmp_path / "questions.jsonl", [row, row])
-    with pytest.raises(UserError, match=":2: field 'id': 'a' appears twice"):
+    with pytest.raises(UserError, match=":2: field 'id': is 'a'"):
         read_questions(path)
     assert [question.id for question in read_questions(path, skip_bad_rows=True)] == ["a"]
     assert "skipped 1 bad row of 2" in caplog.text

@@ -66,7 +66,7 @@ def test_real_toxicity_prompts_and_plain_ones(tmp_path):
         ('{"prompt": 7}', "field 'prompt': must be a string"),
         ('{"text": "x"}', "field 'prompt': is missing"),
         ('{"prompt": "x", "toxicity": 50}', "field 'toxicity': is 50; give a number from 0 to 1"),
-        ('{"prompt": "x", "id": "1"}', "field 'id': '1' appears twice"),
+        ('{"prompt": "x", "id": "1"}', "field 'id': is '1'"),
         ("{", "invalid JSON"),
     ],
 )

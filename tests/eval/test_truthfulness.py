@@ -41,7 +41,7 @@ def test_models_side_by_side_with_categories_and_files(tmp_path, capsys):
     assert sum(row["n"] for row in table) == 5
     stored = json.loads((tmp_path / "truthfulness.json").read_text())
     assert [model["model"] for model in stored["models"]] == ["tiny-llama", "tiny-t5"]
-    assert "guessing gives" in capsys.readouterr().out
+    assert "chance is" in capsys.readouterr().out
     kept = stored_rows(tmp_path / "truthfulness-choice-tiny-llama.jsonl").values()
     assert first.measurements[0].value == sum(max(row["incorrect"]) <= row["best"] for row in kept) / 5
 

@@ -78,7 +78,7 @@ def test_the_simplest_way_that_fits_is_taken(monkeypatch):
 
     found = [advice(size) for size in (20, 10, 6, 2.5, 1)]
     names = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
-    assert found == [f"sft: take configs/accelerate/{name}.yaml with num_processes 8" for name in names]
+    assert found == [f"sft: use configs/accelerate/{name}.yaml with num_processes 8" for name in names]
     assert advice(0.1) == "sft: no configuration fits; use more devices, LoRA or a smaller model"
 
 
@@ -153,7 +153,7 @@ def test_the_weights_of_all_roles_are_counted(runs, capsys):
     assert 0 < critic.flops["learning"] - found.flops["learning"] < found.flops["learning"]
     cli.main(["plan", "--ppo", str(runs / "ppo.yaml"), "--gpus", "2", "--gpu", "A100-80"])
     said = capsys.readouterr().out
-    assert "ppo: take configs/accelerate/ddp.yaml with num_processes 2" in said
+    assert "ppo: use configs/accelerate/ddp.yaml with num_processes 2" in said
     assert "ppo    sampling" in said
 
 
@@ -207,5 +207,5 @@ def test_the_default_device_is_that_of_this_machine(name, gigabytes, device, mon
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     assert device_name(PlanConfig().gpu) == device
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 9090")
-    with pytest.raises(UserError, match="unknown device RTX 9090; use one of A100-40"):
+    with pytest.raises(UserError, match="unknown device .*RTX 9090; use one of A100-40"):
         device_name("auto")

@@ -115,7 +115,7 @@ def test_losses_that_do_not_depend_on_size_are_refused():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"N": 1e8, "D": 1e9, "loss": 3}] * 6, "6 runs of 1 sizes"),
+        ([{"N": 1e8, "D": 1e9, "loss": 3}] * 6, "6 runs with 1 model sizes"),
         ([{"N": 1e8, "D": 1e9}], "field 'loss': is missing"),
         ([{"N": -1, "D": 1e9, "loss": 3}], "field 'N': is -1"),
         ([{"N": 1, "D": 1e9, "loss": "nan"}], "field 'loss': is 'nan'"),

@@ -144,7 +144,7 @@ def test_functions_are_found_with_their_weights(own_module):
 )
 def test_a_wrong_specification_is_one_line_that_repeats_it(text, why):
     message = refusal(load_functions, [text])
-    assert message == f"reward function '{text}': {why}; write module:function or module:function=weight"
+    assert message == f"reward function '{text}': {why}; use module:function or module:function=weight"
 
 
 def test_a_module_that_does_not_import_is_one_line(own_module):

@@ -57,7 +57,7 @@ def test_what_may_pass_is_tried_again(failure):
         (400, 'HTTP 400 Bad Request: {"a": 1}'),
         (401, "HTTP 401 Unauthorized: "),
         (307, "HTTP 307 Temporary Redirect: "),
-        ("text", "the answer is not JSON"),
+        ("text", "the response is not JSON"),
     ],
 )
 def test_what_will_not_pass_is_tried_once(failure, complaint):
@@ -91,7 +91,7 @@ def test_pauses_double_from_the_first_on():
 
 @pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1/", "http://", "http://[x"])
 def test_what_is_no_address_is_one_line(url):
-    why = r"not an address \(Invalid IPv6 URL\)$" if "[" in url else "cannot be reached "
+    why = r"invalid URL \(Invalid IPv6 URL\)$" if "[" in url else "cannot be reached "
     with pytest.raises(UserError, match=f"^{re.escape(url)}: {why}"):
         post_json(url, {}, timeout=1, retries=1, pause=0.01)
 

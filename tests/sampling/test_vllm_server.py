@@ -217,7 +217,7 @@ def test_a_transfer_of_weights_is_not_repeated(serve, settings, make_engine_of):
 
 
 def asking_for(prompt):
-    """Let a server answer another prompt than the one it was sent."""
+    """Let a server answer different prompt than the one it was sent."""
 
     def change(server):
         honest = server.complete
@@ -254,7 +254,7 @@ def returning(token):
         (asking_for([9, 11]), "sampling failed (it responded to a different prompt)"),
         (returning(1_000_000), "sampling failed (it returned token 1000000, but the vocabulary is 0"),
     ],
-    ids=["error", "empty", "weights", "another prompt", "impossible token"],
+    ids=["error", "empty", "weights", "different prompt", "impossible token"],
 )
 def test_an_error_or_an_impossible_answer_of_the_server_is_one_line(serve, settings, make_engine_of, spoil, part):
     server = serve(settings["model"])
@@ -297,7 +297,7 @@ def test_a_broadcast_that_hangs_ends_the_process_with_a_line(serve, settings, ma
             time.sleep(30)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    assert "sending it the weights took over" in capfd.readouterr().err
+    assert "sending it the weights took more than" in capfd.readouterr().err
 
 
 def test_log_probs_of_another_distribution_stop_the_run(serve, settings, monkeypatch):

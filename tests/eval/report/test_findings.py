@@ -223,7 +223,7 @@ def test_a_reward_model_worse_than_chance_comes_first(tmp_path: Path) -> None:
         run = RunData(tmp_path, {"reward": stage, "ppo": ppo_run({0: (2.0, 0.0), 1: (1.0, 1.0)})}, rankings={"reward": []})
         return next(iter(summarize_run(run).findings["bad"]), "")
 
-    assert "The reward model is worse than chance: its lowest validation loss is 2.4 (0.693 is chance)" in first(2.4)
+    assert "The reward model is worse than chance: its lowest validation loss is 2.4 (chance is 0.693)" in first(2.4)
     assert "worse than chance" not in first(0.69)
 
 

@@ -86,7 +86,7 @@ def test_a_missing_part_is_said_and_the_rest_is_there(tmp_path: Path, missing: l
     for number, name in enumerate(missing):
         (folder / name).rename(tmp_path / f"gone-{number}")
     page = Page(write_report(folder).read_text(encoding="utf-8"))
-    problems = page.text.split("What is missing")[1]
+    problems = page.text.split("Missing data")[1]
     assert all(name in problems for name in missing)
     assert sum(tag == "svg" for tag, _ in page.elements) >= 2
 
@@ -98,8 +98,8 @@ def test_empty_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert "There is no policy before and after PPO to compare yet" in page.text
-    assert "validation.json: cannot be read" in page.text
-    assert "summary.json: cannot be read" in page.text
+    assert "validation.json: cannot be parsed" in page.text
+    assert "summary.json: cannot be parsed" in page.text
 
 
 def test_one_stage_alone_and_another_target(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_prompt_of_token_ids_is_read_as_it_is(judge):
     ("words", "says"),
     [
         ("filter unsave<1", "filter 'unsave<1': no attribute 'unsave' among rating, unsafe; did you mean unsafe?"),
-        ("rank rating<1", "rank 'rating<1': write numbers"),
+        ("rank rating<1", "rank 'rating<1': only numbers"),
     ],
 )
 def test_a_bad_expression_is_told_before_anything_is_sampled(judge, tmp_path, command_error, words, says):
