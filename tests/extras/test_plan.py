@@ -207,5 +207,5 @@ def test_the_default_device_is_that_of_this_machine(name, gigabytes, device, mon
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
     assert device_name(PlanConfig().gpu) == device
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 9090")
-    with pytest.raises(UserError, match="unknown device .*RTX 9090; use one of A100-40"):
+    with pytest.raises(UserError, match=r"unknown device .*RTX 9090; use one of A100-40"):
         device_name("auto")

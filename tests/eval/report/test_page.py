@@ -158,7 +158,7 @@ def test_a_killed_run_loses_only_its_last_line(tmp_path: Path) -> None:
     assert sorted(runs.stages["ppo"].metrics) == [0, 1, 2, 3]
     assert sum(map(len, runs.samples.values())) == 12
     # 4 lines of metrics and 12 of samples are whole; the one after them is not.
-    assert [text.split(": ")[1] for text in runs.problems if "cut off" in text] == [
+    assert [text.split(": ")[1].partition(",")[0] for text in runs.problems if "truncated" in text] == [
         "skipped row 5",
         "skipped row 13",
     ]
