@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from align.trl.config import PPOConfig
+from align.trl.config import LEGACY, LEGACY_NAMES, PPOConfig
 from align.trl.trainer import PPOTrainer
 from align.trl.value_head import (
     AutoModelForCausalLMWithValueHead,
@@ -23,6 +23,8 @@ def __getattr__(name: str) -> Any:
     """Explain trainers and settings that are not here; `from align.trl import NAME` shows the message."""
     if name.startswith("PPOv2"):
         raise ImportError(f"align.trl has no {name}: it is {name.replace('PPOv2', 'PPO')} since TRL 0.12")
+    if name in LEGACY_NAMES:
+        raise ImportError(f"align.trl has no {name}, which belongs to {LEGACY}")
     if name.endswith(("Trainer", "Config")):
         raise ImportError(f"align.trl has no {name}: import it from trl, whose PPO alone is replaced here")
     raise AttributeError(f"module 'align.trl' has no attribute {name!r}")

@@ -3,11 +3,11 @@
 import inspect
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
 
 from align.core.errors import UserError
@@ -162,24 +162,56 @@ def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> list[str]:
 
 # ------------------------------------------------------------------ names of earlier releases of TRL and transformers
 
-LOOP = "docs/migrate-from-trl.md, section 'From the loop `step(queries, responses, rewards)`'"
+LOOP = "docs/migrate-from-trl.md, section 'From TRL 0.4 to 0.11'"
+LEGACY = (
+    "TRL 0.4 to 0.11, whose scripts sample, score and call step(). Import PPOConfig, PPOTrainer and the models with a value "
+    "head from align.trl.legacy, and trl.core's LengthSampler from align.trl.legacy.core: nothing else changes. For a "
+    f"trainer that samples by itself, give align.trl.PPOTrainer a reward function ({LOOP})"
+)
+"""Completes a message that names a call of TRL 0.11."""
+LEGACY_SETTINGS = frozenset(
+    [
+        "model_name",
+        "query_dataset",
+        "task_name",
+        "log_with",
+        "tracker_kwargs",
+        "tracker_project_name",
+        "project_kwargs",
+        "accelerator_kwargs",
+        "push_to_hub_if_best_kwargs",
+        "steps",
+        "adap_kl_ctrl",
+        "init_kl_coef",
+        "kl_penalty",
+        "target",
+        "horizon",
+        "forward_batch_size",
+        "ppo_epochs",
+        "optimize_cuda_cache",
+        "optimize_device_cache",
+        "early_stopping",
+        "target_kl",
+        "compare_steps",
+        "ratio_threshold",
+        "use_score_scaling",
+        "use_score_norm",
+        "score_clip",
+        "backward_batch_size",
+        "global_backward_batch_size",
+        "global_batch_size",
+        "is_encoder_decoder",
+        "is_peft_model",
+    ]
+)
+"""Settings that TRL 0.11 has and TRL 1.12 does not."""
+LEGACY_NAMES = frozenset(
+    ["AdaptiveKLController", "FixedKLController", "create_reference_model", "set_seed", "LengthSampler", "respond_to_batch"]
+)
+"""Names that scripts for TRL 0.11 import."""
 
 SETTINGS = {
-    "model_name": "give the model to PPOTrainer",
-    "ppo_epochs": "num_ppo_epochs",
-    "init_kl_coef": "kl_coef",
-    "steps": "total_episodes",
-    "log_with": "report_to",
     "exp_name": "leave it out",
-    "task_name": "leave it out",
-    "tracker_project_name": "leave it out",
-    "tracker_kwargs": "leave it out",
-    "adap_kl_ctrl": "`align ppo` adapts kl_coef to a kl_target",
-    "target": "`align ppo` has kl_target",
-    "horizon": "`align ppo` has kl_horizon",
-    "use_score_scaling": "scale the score in a reward function",
-    "use_score_norm": "scale the score in a reward function",
-    "score_clip": "clip the score in a reward function",
     "non_eos_penalty": "missing_eos_penalty",
     "penalty_reward_value": "missing_eos_penalty",
     "truncate_token": "stop_token",
@@ -206,7 +238,7 @@ ARGUMENTS = {
 """Arguments of `PPOTrainer` under other names."""
 
 MEMBERS = {
-    "step": f"call train(), which samples, scores and learns ({LOOP})",
+    "step": f"call train(), which samples, scores and learns; align.trl.legacy has step() ({LOOP})",
     "generate": "train() samples; generate_completions() prints samples of the evaluation prompts",
     "log_stats": "log(metrics)",
     "evaluate": "the trainer does not evaluate; generate_completions() prints samples of the evaluation prompts",
@@ -219,6 +251,8 @@ MEMBERS = {
 
 def unknown_settings(given: Collection[str], known: Collection[str]) -> str:
     """Return the message for keyword arguments that are no settings; empty if all are."""
+    if legacy := [name for name in given if name in LEGACY_SETTINGS and name not in known]:
+        return f"{', '.join(f'`{name}`' for name in legacy)}: settings of {LEGACY}"
     return "; ".join(f"`{name}` is no setting{_instead(name, SETTINGS)}" for name in given if name not in known)
 
 
@@ -226,6 +260,21 @@ def renamed_arguments(given: Collection[str]) -> str:
     """Return the message for arguments of the trainer under earlier names; empty if there are none."""
     renamed = [f"`{name}`{_instead(name, ARGUMENTS)}" for name in given if name in ARGUMENTS]
     return f"PPOTrainer has other names for some arguments: {'; '.join(renamed)} ({LOOP})" if renamed else ""
+
+
+def legacy_arguments(values: Sequence[Any], given: Mapping[str, Any]) -> str:
+    """Return the message for a call of the trainer of TRL 0.11; empty for another call.
+
+    Args:
+        values: arguments by position.
+        given: arguments by name.
+    """
+    names = [name for name in ("dataset", "num_shared_layers", "training_data_collator") if name in given]
+    has_tokenizer = any(isinstance(value, PreTrainedTokenizerBase) for value in values[2:])
+    is_early = {"config", "tokenizer"} & given.keys() and not {"reward_model", "value_model", "train_dataset"} & given.keys()
+    if not (names or has_tokenizer or is_early):
+        return ""
+    return f"PPOTrainer(config, model, ref_model, tokenizer, dataset) is a call of {LEGACY}"
 
 
 def _instead(name: str, table: dict[str, str]) -> str:

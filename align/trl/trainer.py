@@ -52,6 +52,7 @@ from align.trl.config import (
     InvalidArgumentError,
     PPOConfig,
     ending_ids,
+    legacy_arguments,
     renamed_arguments,
     set_batch_sizes,
     stop_token_of,
@@ -72,7 +73,8 @@ class KnownArguments:
     def __new__(cls, *values: Any, **given: Any) -> Self:
         require_own_loop(cls, PPOTrainer)
         inherited: Any = cls.__init__
-        if inherited is PPOTrainer.__init__ and (message := renamed_arguments(given)):
+        message = legacy_arguments(values, given) or renamed_arguments(given)
+        if inherited is PPOTrainer.__init__ and message:
             raise InvalidArgumentError(message)
         return super().__new__(cls)
 

@@ -1,5 +1,6 @@
 """Language models with TRL's value head: for folders and scripts that use them, and as value models of the trainer."""
 
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BitsAndBytesConfig, PreTrainedModel
 
 from align.core.errors import UserError
 from align.model_registry.registry import fetch_model
+from align.models.checkpoint import push_model
 
 PREFIX = "v_head."
 ADAPTER_HEAD = "v_head.safetensors"
@@ -51,6 +53,8 @@ class PreTrainedModelWrapper(nn.Module):
     """
 
     transformers_parent_class: Any = None
+    lm_head_namings = ("lm_head", "embed_out", "output_layer")
+    """Names of vocabulary matrices, for scripts that look for them."""
 
     def __init__(
         self,
@@ -94,6 +98,9 @@ class PreTrainedModelWrapper(nn.Module):
         """
         if kwargs.pop("reward_adapter", None) is not None:
             raise UserError("reward_adapter is not supported: give the trainer a merged classifier as its reward_model")
+        flags = {name: True for name in ("load_in_8bit", "load_in_4bit") if kwargs.pop(name, False)}
+        if flags:  # transformers 5 takes them in a config alone
+            kwargs["quantization_config"] = BitsAndBytesConfig(**flags)
         own = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
         of_head = {name: kwargs.pop(name) for name in own if name in kwargs}
         model: Any = pretrained_model_name_or_path
@@ -121,9 +128,8 @@ class PreTrainedModelWrapper(nn.Module):
         **kwargs: Any,
     ) -> tuple[Any, ...]:
         """Return logits [B, L, V] in float32, the loss or None, values [B, L], and the cache if it is asked for."""
-        output = self.pretrained_model(
-            input_ids=input_ids, attention_mask=attention_mask, **kwargs, output_hidden_states=True, return_dict=True
-        )
+        kwargs |= {"output_hidden_states": True, "return_dict": True}
+        output = self.pretrained_model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         states = output.decoder_hidden_states if self.config.is_encoder_decoder else output.hidden_states
         cache = (output.past_key_values,) if return_past_key_values else ()
         return output.logits.float(), output.loss, self.v_head(states[-1]), *cache
@@ -131,6 +137,20 @@ class PreTrainedModelWrapper(nn.Module):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped model's `generate`."""
         return self.pretrained_model.generate(*args, **kwargs)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Let the wrapped model recompute activations."""
+        self.pretrained_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Let the wrapped model keep activations."""
+        self.pretrained_model.gradient_checkpointing_disable()
+
+    def push_to_hub(self, repo_id: str, token: str | None = None, **kwargs: Any) -> str:
+        """Save the model with its value head and upload it; `kwargs` are those of `save_pretrained`."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, **kwargs)
+            return push_model(Path(folder), repo_id, token=token)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the weights by their names in the wrapped model, and those of the value head."""
@@ -189,6 +209,7 @@ class AutoModelForSeq2SeqLMWithValueHead(PreTrainedModelWrapper):
     """An encoder-decoder with a value head on its decoder."""
 
     transformers_parent_class = AutoModelForSeq2SeqLM
+    is_encoder_decoder = True
 
 
 class PolicyAndValueModel(nn.Module):

@@ -15,10 +15,11 @@ from align.trl.config import InvalidArgumentError, set_batch_sizes
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("init_kl_coef", 0.2, "use `kl_coef`"),
-        ("log_with", "wandb", "use `report_to`"),
+        ("init_kl_coef", 0.2, "align.trl.legacy"),
+        ("log_with", "wandb", "align.trl.legacy"),
+        ("truncate_token", "eos", "stop_token"),
         ("warmup_ratio", 0.0, "warmup_steps; a value below 1 is a share"),
-        ("model_name", "gpt2", "give the model to PPOTrainer"),
+        ("model_name", "gpt2", "align.trl.legacy"),
         ("no_such", 1, "`no_such` is no setting"),
     ],
 )
@@ -41,7 +42,23 @@ def test_a_subclass_may_have_settings_of_its_own():
 
 def test_arguments_of_an_earlier_release_name_those_of_today():
     with pytest.raises(InvalidArgumentError, match="`config`: use `args`; `tokenizer`: use `processing_class`"):
-        PPOTrainer(config=None, tokenizer=None)
+        PPOTrainer(config=None, tokenizer=None, reward_model=None)
+
+
+def test_a_call_of_trl_0_11_is_answered_once_with_all_that_changes(models, tokenizer, prompts):
+    model = models["model"]
+    calls = [
+        lambda: PPOTrainer(None, model, None, tokenizer),
+        lambda: PPOTrainer(None, model, None, tokenizer, dataset=prompts, data_collator=None),
+        lambda: PPOTrainer(config=None, model=model, ref_model=None, tokenizer=tokenizer, dataset=prompts),
+        lambda: PPOTrainer(config=None, model=model, tokenizer=tokenizer),
+        lambda: PPOConfig(ppo_epochs=4, steps=100, mini_batch_size=1, target_kl=0.1, kl_penalty="full"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidArgumentError) as caught:
+            call()
+        assert all(word in str(caught.value) for word in ("align.trl.legacy", "LengthSampler", "reward function"))
+        assert "\n" not in str(caught.value)
 
 
 def test_a_subclass_may_have_arguments_of_its_own():
@@ -59,6 +76,7 @@ def test_a_subclass_may_have_arguments_of_its_own():
     [
         ("SFTTrainer", "import it from trl"),
         ("PPOv2Trainer", "it is PPOTrainer since TRL 0.12"),
+        ("create_reference_model", "align.trl.legacy"),
         ("nothing", "cannot import"),
     ],
 )

@@ -47,7 +47,7 @@ def test_defaults_in_the_table_are_those_of_the_code():
             assert value == str(given) or float(value) == given, name
 
 
-@pytest.mark.parametrize("title", ["From LLaMA-Factory's PPO", "From the loop `step(queries, responses, rewards)`"])
+@pytest.mark.parametrize("title", ["From LLaMA-Factory's PPO", "From TRL 0.4 to 0.11"])
 def test_settings_in_the_other_tables_exist(title):
     known = defaults_of(align.ppo.config.PPOConfig)
     theirs = {"batch_size", "mini_batch_size", "steps"}

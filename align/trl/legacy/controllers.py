@@ -1,0 +1,57 @@
+"""The KL controllers of TRL 0.4 to 0.11, and the running moments of scores."""
+
+import torch
+from torch import Tensor
+
+from align.ppo.losses import KLController
+
+
+class _Controller(KLController):
+    @property
+    def value(self) -> float:
+        """The coefficient of the KL penalty."""
+        return self.coef
+
+    @value.setter
+    def value(self, value: float) -> None:
+        self.coef = value
+
+
+class AdaptiveKLController(_Controller):
+    """A coefficient that follows the KL to a target (Ziegler et al. 2019, section 2.2).
+
+    Args:
+        init_kl_coef: the first coefficient.
+        target: KL in nats per response.
+        horizon: responses over which the coefficient adapts.
+    """
+
+    def __init__(self, init_kl_coef: float, target: float, horizon: int) -> None:
+        super().__init__(init_kl_coef, target, horizon)
+
+
+class FixedKLController(_Controller):
+    """A constant coefficient."""
+
+    def __init__(self, kl_coef: float) -> None:
+        super().__init__(kl_coef)
+
+
+class RunningMoments:
+    """Mean and unbiased standard deviation of all scores so far, by the parallel algorithm of Chan et al. 1979."""
+
+    def __init__(self) -> None:
+        self.mean, self.var, self.std, self.count = 0.0, 1.0, 1.0, 1e-24
+
+    def update(self, scores: Tensor) -> None:
+        """Add the scores [B] of a step."""
+        count, mean, var = len(scores), float(scores.mean()), float(scores.var(correction=0))
+        delta, total = mean - self.mean, self.count + count
+        squares = self.var * self.count + var * count + delta**2 * self.count * count / total
+        self.mean, self.var, self.count = self.mean + delta * count / total, squares / total, total
+        self.std = (squares / (total - 1)) ** 0.5 if total > 1 else 0.0
+
+    def scale(self, scores: Tensor, shift_mean: bool) -> Tensor:
+        """Divide scores by the standard deviation, after subtracting the mean with `shift_mean`."""
+        shifted = scores - self.mean if shift_mean else scores
+        return shifted / (self.std + torch.finfo(scores.dtype).eps)

@@ -1,0 +1,44 @@
+"""The reference model of TRL 0.4 to 0.11."""
+
+import copy
+from typing import TypeVar
+
+from torch import nn
+
+from align.trl.config import InvalidArgumentError
+
+Model = TypeVar("Model", bound=nn.Module)
+
+LAYERS = (
+    *("transformer.h.{layer}.", "model.decoder.layers.{layer}.", "gpt_neox.layers.{layer}.", "model.layers.{layer}."),
+    *("decoder.block.{layer}.",),
+)
+"""How architectures name their layers."""
+
+
+def create_reference_model(model: Model, num_shared_layers: int | None = None, pattern: str | None = None) -> Model:
+    """Return a frozen copy of a model in evaluation mode.
+
+    Args:
+        model: the policy.
+        num_shared_layers: freeze these first layers and all weights before them in the policy, too. None: none.
+        pattern: how the model names its layers, with `{layer}` in place of the number; None: the usual names.
+
+    Raises:
+        InvalidArgumentError: if the model has no layer with that number.
+    """
+    if num_shared_layers is not None:
+        _freeze_before(model, [pattern] if pattern else list(LAYERS), num_shared_layers)
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def _freeze_before(model: nn.Module, patterns: list[str], layer: int) -> None:
+    weights = list(model.named_parameters())
+    first = [pattern.format(layer=layer) for pattern in patterns]
+    start = next((index for index, (name, _) in enumerate(weights) if any(each in name for each in first)), None)
+    if start is None:
+        raise InvalidArgumentError(
+            f"num_shared_layers is {layer}, but the model has no weight of layer {layer}; lower it, or set pattern"
+        )
+    for _, weight in weights[:start]:
+        weight.requires_grad_(False)

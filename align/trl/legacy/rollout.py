@@ -1,0 +1,206 @@
+"""The responses of a step over all processes, and what the loss reads of them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from align.core.tensor_ops import masked_mean
+from align.models.backbone import Backbone
+from align.models.vocabulary import vocabulary_rows
+from align.ppo.advantages import add_kl_penalty, advantages_and_returns
+from align.ppo.losses import LossInputs, kl_estimate
+from align.ppo.records import Rollout
+from align.ppo.rollout import pack_rollout, plan_minibatch
+from align.runtime.distributed import gather_rows
+from align.tokenization.encoded import EncodedPrompt
+from align.trl.config import InvalidArgumentError
+from align.trl.legacy.config import PPOConfig
+from align.trl.ppo_trainer import masked_var, masked_whiten
+
+
+class ScoredResponse(NamedTuple):
+    """A query, its response and its score."""
+
+    query: list[int]
+    response: list[int]
+    score: float
+    mask: list[bool]
+    """Whether each token of the response is trained."""
+
+
+@dataclass(frozen=True)
+class ScoredRollout:
+    """The responses of all processes with their scores [B] and the mask [B, T] of trained tokens, on the CPU."""
+
+    rollout: Rollout
+    scores: Tensor
+    mask: Tensor
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest query and the longest response."""
+        queries = max(len(prompt.ids) for prompt in self.rollout.prompts)
+        return queries + int(self.rollout.lengths.max())
+
+
+def scored_responses(
+    count: int, queries: object, responses: object, scores: object, masks: object, start_id: int | None
+) -> list[ScoredResponse]:
+    """Check the arguments of `step`, and return them by rows.
+
+    Args:
+        count: the number of rows.
+        masks: None: all tokens of a response are trained.
+        start_id: is removed from the beginning of responses; None: nothing is.
+
+    Raises:
+        InvalidArgumentError: if an argument is not a list of `count` tensors of the right shape.
+    """
+    columns = {"queries": queries, "responses": responses, "scores": scores}
+    columns |= {} if masks is None else {"response_masks": masks}
+    for name, values in columns.items():
+        if not isinstance(values, list):
+            raise InvalidArgumentError(f"{name} must be a list of tensors - got {type(values)}")
+        if not all(isinstance(value, Tensor) for value in values):
+            wrong = next(value for value in values if not isinstance(value, Tensor))
+            raise InvalidArgumentError(f"Elements in {name} must be tensors - got {type(wrong)}")
+        if len(values) != count:
+            raise InvalidArgumentError(
+                f"Batch size ({count}) does not match number of examples - but got {len(values)} for: {name}"
+            )
+        if name == "scores" and (wrong := next((value for value in values if value.numel() != 1), None)) is not None:
+            raise InvalidArgumentError(f"Scores must be single numbers - got the shape {list(wrong.shape)}")
+        if name != "scores" and (wrong := next((value for value in values if value.dim() != 1), None)) is not None:
+            raise InvalidArgumentError(f"Elements in {name} must have one dimension - got the shape {list(wrong.shape)}")
+    rows = []
+    for index in range(count):
+        response = columns["responses"][index].tolist()  # type: ignore[index]
+        mask = [bool(value) for value in masks[index].tolist()] if masks is not None else [True] * len(response)  # type: ignore[index]
+        if len(mask) != len(response):
+            raise InvalidArgumentError(f"response_masks: row {index} has {len(mask)} values for {len(response)} tokens")
+        if response and response[0] == start_id:
+            response, mask = response[1:], mask[1:]
+        if not any(mask):
+            raise InvalidArgumentError(f"responses: row {index} has no token to train; leave it out, or sample at least one")
+        query, score = columns["queries"][index].tolist(), float(columns["scores"][index])  # type: ignore[index]
+        if not math.isfinite(score):
+            raise InvalidArgumentError(f"scores: row {index} is {score}, not a finite number")
+        rows.append(ScoredResponse(query, response, score, mask))
+    return rows
+
+
+def gathered_rollout(rows: Sequence[ScoredResponse], backbone: Backbone, accelerator: Accelerator) -> ScoredRollout:
+    """Return the rows of all processes, in the order of ranks.
+
+    Raises:
+        UserError: if a row does not fit the model's context, or has an id outside of its vocabulary.
+    """
+    every = gather_rows(list(rows), accelerator)
+    known = vocabulary_rows(backbone.model)
+    for index, row in enumerate(every):
+        if wrong := [id for id in (*row.query, *row.response) if not 0 <= id < known]:
+            raise InvalidArgumentError(f"row {index} has the token id {wrong[0]}; the model has the ids 0 to {known - 1}")
+        backbone.require_fit(len(row.query), len(row.response), f"row {index}")
+    prompts = [EncodedPrompt((), row.query, given_as_ids=True) for row in every]
+    count = len(every)
+    rollout = Rollout(prompts, [row.response for row in every], [True] * count, [""] * count)
+    mask = pad_sequence([torch.tensor(row.mask) for row in every], batch_first=True)
+    return ScoredRollout(rollout, torch.tensor([row.score for row in every]), mask)
+
+
+def kl_of_tokens(log_probs: Tensor, reference: Tensor, penalty: str) -> Tensor:
+    """Return the KL [B, T] that a sampled token contributes, by TRL's name of the estimator."""
+    if penalty == "abs":
+        return (log_probs - reference).abs()
+    return kl_estimate(log_probs, reference, "k2" if penalty == "mse" else "k1")
+
+
+@torch.no_grad()
+def kl_of_distributions(
+    policy: tuple[Backbone, str | None],
+    reference: tuple[Backbone, str | None],
+    rollout: Rollout,
+    tokens: int,
+    accelerator: Accelerator,
+) -> Tensor:
+    """Return the KL [B, T] of the policy's next-token distribution to that of the reference.
+
+    Args:
+        policy: a backbone and its adapter.
+        reference: the same.
+        tokens: padded tokens of a forward pass.
+    """
+    found: dict[int, Tensor] = {}
+    for batch in plan_minibatch(rollout, range(len(rollout)), policy[0], tokens, accelerator):
+        prompt, response, prompt_of_response = pack_rollout(rollout, batch.rows, accelerator.device)
+        log_probs = []
+        for backbone, adapter in (policy, reference):
+            with backbone.adapter(adapter):
+                states = backbone.hidden(prompt, response, prompt_of_response)[:, :-1]
+                log_probs.append(backbone.logits(states).float().log_softmax(-1))
+        kl = (log_probs[0].exp() * (log_probs[0] - log_probs[1])).sum(-1).cpu()
+        if batch.loss_weight:
+            found |= {row: kl[index, : len(rollout.responses[row])].clone() for index, row in enumerate(batch.rows)}
+    everywhere = dict(gather_rows(list(found.items()), accelerator))
+    return pad_sequence([everywhere[row] for row in range(len(rollout))], batch_first=True)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Advantages, returns and masked values [B, T] of a step, and the mean reward of a token without its score."""
+
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+    non_score_reward: float
+
+
+def targets(config: PPOConfig, scored: ScoredRollout, kl: Tensor, values: Tensor, kl_coef: float) -> Targets:
+    """Return what the loss is computed from; a token that is not trained has no reward and the value 0.
+
+    Args:
+        kl: [B, T] of each token.
+        values: [B, T] before each token.
+    """
+    mask = scored.mask
+    values = values.masked_fill(~mask, 0.0)
+    last = mask.shape[1] - mask.flip(1).long().argmax(1)  # [B] the place after the last trained token
+    rewards = add_kl_penalty(scored.scores, kl, last, kl_coef).masked_fill(~mask, 0.0)
+    if config.whiten_rewards:
+        rewards = masked_whiten(rewards, mask, shift_mean=False).masked_fill(~mask, 0.0)
+    advantages, returns = advantages_and_returns(rewards, values, scored.rollout.lengths, config.gamma, config.lam)
+    whitened = masked_whiten(advantages, mask).masked_fill(~mask, 0.0)
+    return Targets(values, whitened, returns, -kl_coef * float(masked_mean(kl, mask)))
+
+
+def loss_inputs(old_log_probs: Tensor, chosen: Targets, rows: Sequence[int], width: int, device: torch.device) -> LossInputs:
+    """Return the tensors of some rows for `ppo_loss`."""
+
+    def part(tensor: Tensor) -> Tensor:
+        return tensor[rows, :width].to(device)
+
+    old = part(old_log_probs)
+    return LossInputs(old, part(chosen.values), old, part(chosen.advantages), part(chosen.returns), None)
+
+
+def minibatch_stats(chosen: Targets, mask: Tensor, rows: Sequence[int]) -> dict[str, float]:
+    """Return TRL's statistics of the constants of a minibatch."""
+    inside = mask[rows]
+    several = int(inside.sum()) > 1
+
+    def variance(values: Tensor) -> float:
+        return float(masked_var(values[rows], inside)) if several else 0.0
+
+    return {
+        "policy/advantages_mean": float(masked_mean(chosen.advantages[rows], inside)),
+        "returns/mean": float(masked_mean(chosen.returns[rows], inside)),
+        "returns/var": variance(chosen.returns),
+        "val/mean": float(masked_mean(chosen.values[rows], inside)),
+        "val/var": variance(chosen.values),
+    }
