@@ -350,7 +350,9 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     """Encode a prompt within the limits, or return None if it is dropped. Token ids given in the data are kept."""
     if record.ids is None:
         kept = apply_limits(loaded.tokenization.prompt_ids(record.prompt), None)
-        return None if kept is None else EncodedPrompt(record.prompt, kept.prompt, record.category, record.id)
+        if kept is None:
+            return None
+        return EncodedPrompt(record.prompt, kept.prompt, record.category, record.id, columns=record.columns)
     tokenizer = loaded.tokenization.tokenizer
     highest = max(record.ids)
     if highest >= len(tokenizer):
@@ -360,7 +362,8 @@ def encode_prompt(record: Prompt, loaded: LoadedModel, apply_limits: ApplyLimits
     if kept is None:
         return None
     conversation = record.prompt or decoded_turn(kept.prompt, loaded.tokenization)
-    return EncodedPrompt(conversation, kept.prompt, record.category, record.id, given_as_ids=True)
+    about = (record.category, record.id)
+    return EncodedPrompt(conversation, kept.prompt, *about, given_as_ids=True, columns=record.columns)
 
 
 def decoded_turn(ids: list[int], tokenization: Tokenization) -> Conversation:

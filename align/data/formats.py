@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from align.data.fields import WatchedRow, check_meaning, check_row, check_scores
 from align.data.layouts import Format, RatedAnswer, Reader, Row, has, has_any, messages_prompt
 from align.data.model_comparisons import arena_55k_questions, is_question_turns, question_turn
 from align.data.published import PUBLISHED, is_messages_pair
-from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment
+from align.data.records import AttributeJudgment, Demonstration, Prompt, Ranking, Record, RuleJudgment, set_checked
 
 KINDS: dict[str, type[Record]] = {
     "demonstration": Demonstration,
@@ -108,6 +108,10 @@ FIELDS = {field for known in FORMATS for field in re.findall(r"[\w-]+", known.fi
 """All fields that recognize a layout."""
 
 
+PROMPT_COLUMNS = ("prompt", "messages", "input_ids", "attention_mask", "columns")
+"""Columns of a prompt itself."""
+
+
 def kind_name(kind: type[Record]) -> str:
     """Return the name of a kind of record, such as ranking."""
     return next(name for name, known in KINDS.items() if known is kind)
@@ -144,11 +148,21 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     before = turns_before(watched, has_history=layout.name != "SHP")
     if any(before):
         records = [_with_turns_before(record, *before) for record in records]
+    for record in records:
+        if isinstance(record, Prompt):
+            set_checked(record, columns=_columns(row))
     if isinstance(given, WatchedRow):
         given.read |= watched.read
     if unused is not None:
         unused.update(str(field) for field, value in row.items() if field not in watched.read and value is not None)
     return layout, records
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    """Return the columns of a row of prompts that are not the prompt; those inside `columns` are among them."""
+    inside = row.get("columns")
+    further = inside if isinstance(inside, Mapping) else {}
+    return {name: value for name, value in row.items() if name not in PROMPT_COLUMNS} | further
 
 
 def _with_turns_before(record: Record, system: str | None, history: list[dict[str, Any]]) -> Record:

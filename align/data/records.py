@@ -95,7 +95,7 @@ class Record:
 
     def to_row(self) -> dict[str, Any]:
         """Convert to a row, without missing fields."""
-        row = {field.name: as_lists(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        row = {f.name: as_lists(getattr(self, f.name)) for f in fields(self) if f.compare}  # type: ignore[arg-type]
         return without_none({**row, "prompt": to_json(self.prompt)})
 
 
@@ -282,14 +282,15 @@ class Prompt(Record):
 
     Attributes:
         prompt: ends with a user turn; may be empty if the prompt is given as token ids.
-        ids: token ids for the model's own tokenizer, of a prompt that was tokenized before: the model reads them, and reward
-            functions the text of `prompt`; None: the model reads that text.
+        ids: token ids that the model reads in place of the text; None: it reads the text.
+        columns: the others of the row, for reward functions.
     """
 
     prompt: Conversation = ()
     ids: tuple[int, ...] | None = None
     id: str | None = None
     category: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.ids is None or self.prompt:
@@ -309,8 +310,7 @@ class Prompt(Record):
 
     def to_row(self) -> dict[str, Any]:
         row = Record.to_row(self)
-        ids = row.pop("ids", None)
-        if ids is None:
+        if (ids := row.pop("ids", None)) is None:
             return row
         return {"input_ids": ids} | {name: value for name, value in row.items() if name != "prompt" or self.prompt}
 

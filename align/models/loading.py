@@ -313,6 +313,8 @@ def _prepare_object(model: PreTrainedModel) -> None:
 
 def freeze_unused_lm_head(backbone: Backbone) -> None:
     """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
+    if not isinstance(backbone.model, PreTrainedModel):  # a user's module
+        return
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
     if vocabulary is not None and vocabulary.weight is not embedding.weight:
         vocabulary.requires_grad_(False)

@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,6 +29,13 @@ BASE_REFERENCE = "base"
 """The reference that is the policy's base without its adapters."""
 
 
+class CalledCritic(NamedTuple):
+    """A critic whose backbone calls a user's module."""
+
+    backbone: Backbone
+    head: ScalarHead
+
+
 @dataclass(frozen=True)
 class PPOInputs:
     """The models, rewards, extensions and data of a run, by name or as objects in memory; see `PPOTrainer`."""
@@ -42,7 +49,7 @@ class PPOInputs:
     """Fixed prompts for evaluations; may be empty."""
     reference: PreTrainedModel | str | None = None
     """None: the initial policy."""
-    value_model: nn.Module | None = None
+    value_model: nn.Module | CalledCritic | None = None
     """None: `critic` decides."""
     callbacks: "TrainerCallbacks | None" = None
 
@@ -104,6 +111,9 @@ def reference_and_value_model(
         return reference, None
     if not has_critic:
         raise UserError("value_model: this estimator of advantages has no critic; leave the model out")
+    if isinstance(inputs.value_model, CalledCritic):
+        inputs.value_model.backbone.require_fit(longest_prompt, new_tokens, "value_model")
+        return reference, inputs.value_model
     # A language model with a value head holds the model whose states the head reads.
     body = getattr(inputs.value_model, "pretrained_model", inputs.value_model)
     backbone = second_model(body, "value_model", gradient_checkpointing)

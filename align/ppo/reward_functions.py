@@ -1,16 +1,21 @@
 """Reward functions of the user: found by their names, called and checked."""
 
+import asyncio
 import copy
+import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from align.core.errors import UserError
 from align.core.plugins import call_own_code, checked_scores, import_function
 from align.data.records import Conversation
 
-RewardFunction = Callable[[Sequence[Conversation], Sequence[str]], Sequence[float]]
-"""Prompts and the texts of their responses, one each, to scores."""
+RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
+"""Prompts and the texts of their responses, one each, to scores. Further parameters receive columns of the prompts' rows."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +50,68 @@ def load_functions(specifications: Sequence[str]) -> list[WeightedFunction]:
     return functions
 
 
-def call_reward_function(reward: WeightedFunction, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[float]:
-    """Call a reward function on copies of its inputs, and check its scores.
+def call_reward_function(
+    reward: WeightedFunction,
+    prompts: Sequence[Conversation],
+    responses: Sequence[str],
+    columns: Sequence[Mapping[str, Any]] = (),
+) -> list[float]:
+    """Call a reward function on copies of its inputs, and check its scores; a score of None counts as 0.
+
+    Args:
+        columns: the further columns of each prompt's row, of which the function gets those that it has parameters for.
 
     Raises:
-        UserError: if it raises, or returns anything but one finite number for each response.
+        UserError: if it raises, or returns anything but one finite number or None for each response.
     """
     name = f"reward function '{reward.name}'"
+    further = {column: [row.get(column) for row in columns] for column in _columns_for(reward.function, columns)}
+    given, answers = copy.deepcopy(list(prompts)), list(responses)
+    if "completions" in _parameters(reward.function):  # the form of TRL's GRPO, which names all arguments
+        named = {"completions": answers} | ({"prompts": given} if _takes(reward.function, "prompts") else {})
+        scores = call_own_code(name, reward.function, **named, **copy.deepcopy(further))
+    else:
+        scores = call_own_code(name, reward.function, given, answers, **copy.deepcopy(further))
+    if inspect.isawaitable(scores):
+        scores = call_own_code(name, functools.wraps(reward.function)(_wait_for), scores)
+    if isinstance(scores, list | tuple):
+        scores = [0.0 if score is None else score for score in scores]
     return checked_scores(
-        call_own_code(name, reward.function, copy.deepcopy(list(prompts)), list(responses)),
+        scores,
         len(responses),
         name,
         items="responses",
         describe=lambda index: f"the response {responses[index][:60]!r}",
     )
+
+
+def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; none for one that does not tell them."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a compiled module
+        return {}
+
+
+def _takes(function: RewardFunction, name: str) -> bool:
+    """Return whether a function can be called with an argument of this name."""
+    parameters = _parameters(function)
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _columns_for(function: RewardFunction, columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the columns that a function has parameters for, besides prompts and responses."""
+    parameters = _parameters(function)
+    first = {"prompts", "completions"} if "completions" in parameters else {*list(parameters)[:2]}
+    names = dict.fromkeys(name for row in columns for name in row)
+    return [name for name in names if name not in first and _takes(function, name)]
+
+
+def _wait_for(awaitable: Awaitable[Any]) -> Any:
+    """Run an async function to its end, in a thread: a notebook has an event loop of its own."""
+
+    async def waiting() -> Any:
+        return await awaitable
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, waiting()).result()

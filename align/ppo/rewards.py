@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.data.records import Conversation
 from align.ppo.records import Rollout, Scores
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
 from align.runtime.distributed import run_on_main
@@ -59,8 +58,7 @@ class Rewards:
             UserError: if a reward fails, or two rewards have the same name.
         """
         rewards, members = self._of_models(rollout)
-        conversations = [prompt.conversation for prompt in rollout.prompts]
-        for reward, scores in zip(self.functions, self._of_functions(conversations, rollout.texts), strict=True):
+        for reward, scores in zip(self.functions, self._of_functions(rollout), strict=True):
             numbered = (f"{reward.name}_{number}" for number in itertools.count(2))
             taken = {*RESERVED, *rewards, *members}
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
@@ -69,11 +67,13 @@ class Rewards:
         nothing = torch.zeros(len(rollout))  # rules alone may be the training signal
         return Scores(torch.stack([*rewards.values(), nothing]).sum(0), rewards | members)
 
-    def _of_functions(self, prompts: Sequence[Conversation], responses: Sequence[str]) -> list[list[float]]:
+    def _of_functions(self, rollout: Rollout) -> list[list[float]]:
         """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
+        prompts = [prompt.conversation for prompt in rollout.prompts]
+        columns = [prompt.columns for prompt in rollout.prompts]
 
         def call_all() -> list[list[float]]:
-            return [call_reward_function(function, prompts, responses) for function in self.functions]
+            return [call_reward_function(function, prompts, rollout.texts, columns) for function in self.functions]
 
         return run_on_main(call_all, self.accelerator) if self.functions and self.accelerator else call_all()
 

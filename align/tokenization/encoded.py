@@ -9,9 +9,9 @@ A *prompt* is everything before the assistant's turn. A *response* is that turn 
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from align.data.records import Conversation
 
@@ -118,6 +118,7 @@ class EncodedPrompt:
     Attributes:
         conversation: input of reward functions; for a prompt given as token ids, one turn with the decoded text.
         given_as_ids: the data holds the token ids: nothing can be put before the prompt.
+        columns: the other columns of the row, for reward functions.
     """
 
     conversation: Conversation
@@ -125,6 +126,7 @@ class EncodedPrompt:
     category: str | None = None
     id: str | None = None
     given_as_ids: bool = False
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def opening(self) -> int:

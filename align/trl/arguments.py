@@ -4,28 +4,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import DatasetDict, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import DataCollatorWithPadding, EarlyStoppingCallback, PreTrainedModel
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import SaveStrategy
 
 import align.ppo.config as core
-from align.batches.encoding import Limits, encode_prompts
 from align.core.errors import UserError, short_repr
-from align.models.backbone.kinds import has_separate_encoder
-from align.models.loading import LoadedModel
-from align.ppo.inputs import sharing_pair
-from align.tokenization.encoded import EncodedPrompt
+from align.ppo.inputs import BASE_REFERENCE, sharing_pair
+from align.training.model_source import ModelSource
 from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper
 
-TURN_COLUMNS = ("prompt", "messages")
-"""Columns of the prompts' texts, beside those of their token ids."""
 RUN_FOLDER = "align"
 """The folder of the run inside `output_dir`."""
 SMALLEST = 1e-30
@@ -68,7 +63,10 @@ def problems(
     if ref_model is model:
         yield "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the initial policy"
     if pair := sharing_pair(list(models.items()), trained=("model", "value_model")):
-        yield f"`{pair[0]}` and `{pair[1]}` share weights, which training changes: give a copy of one, copy.deepcopy(model)"
+        advice = "give a copy of one, copy.deepcopy(model)"
+        if pair == ("model", "value_model"):
+            advice += ", or train a value head on the policy by align.ppo.PPOTrainer with critic 'shared'"
+        yield f"`{pair[0]}` and `{pair[1]}` share weights, which training changes: {advice}"
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
         yield f"`peft_config` must be a `peft.PeftConfig`, not {type(peft_config).__name__}"
     if peft_config is not None and isinstance(model, PeftModel):
@@ -89,117 +87,46 @@ def problems(
         )
 
 
-def check_context(
-    rows: Sequence[Mapping[str, Sequence[int]]], models: Mapping[str, nn.Module | None], response_length: int
+def require_arguments(
+    args: PPOConfig,
+    processing_class: object,
+    models: Mapping[str, Any],
+    reward_model: Any,
+    train_dataset: Any,
+    peft_config: Any,
+    callbacks: Sequence[Any],
 ) -> None:
-    """Raise an `InvalidArgumentError` for a prompt that leaves no room for a response in the context of a decoder."""
-    longest = max(len(row["input_ids"]) for row in rows)
-    for name, model in models.items():
-        config: Any = getattr(model, "config", None)
-        if config is None or has_separate_encoder(config):
-            continue
-        limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-        if limit and longest + response_length > limit:
-            raise InvalidArgumentError(
-                f"the longest prompt has {longest} tokens, and response_length is {response_length}, but `{name}` "
-                f"reads {limit}; shorten or remove it, or lower response_length"
-            )
+    """Raise an `InvalidArgumentError` for the first of the trainer's arguments that cannot be used; see `problems`."""
+    if not isinstance(processing_class, PreTrainedTokenizerBase):
+        kind = type(processing_class).__name__
+        raise InvalidArgumentError(f"`processing_class` must be a tokenizer of transformers, not {kind}")
+    found = problems(args, {**models, "reward_model": reward_model}, train_dataset, peft_config, callbacks)
+    if problem := next(found, ""):
+        raise InvalidArgumentError(problem)
 
 
-def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
-    """Return the data sets of an argument that is one, several by name, or None."""
-    if given is None:
-        return []
-    return list(given.values()) if isinstance(given, Mapping) else [given]
+def reads_texts(reward_model: object) -> bool:
+    """Return whether a reward model is a function or a folder, which read prompts as texts."""
+    return not isinstance(reward_model, nn.Module)
 
 
-def eval_prompts(
-    dataset: Dataset | Mapping[str, Dataset] | None,
-    collator: DataCollatorWithPadding | None,
-    pad_id: int | None,
-    policy: LoadedModel,
-    response_length: int,
-    with_turns: bool,
-) -> list[EncodedPrompt]:
-    """Return the prompts of the sample tables; empty without data."""
-    rows = [row for part in data_sets(dataset) for row in prompt_rows(part, collator, pad_id, with_turns)]
-    if not rows:
-        return []
-    check_context(rows, {"model": policy.backbone.model}, response_length)
-    limits = Limits(max(len(row["input_ids"]) for row in rows), response_length)
-    return encode_prompts(rows, policy, limits, skip_bad_rows=False)
+def reference_of(args: PPOConfig, policy: ModelSource, ref_model: PreTrainedModel | None) -> PreTrainedModel | str | None:
+    """Return the reference: a model, the name of an adapter, or None for the initial policy."""
+    if ref_model is not None or policy.peft_config is not None:
+        return ref_model
+    is_peft_model = isinstance(policy.model, PeftModel)  # its reference is its base, as in TRL
+    return args.ref_adapter_name or (BASE_REFERENCE if is_peft_model else None)
 
 
-def token_list(name: str, value: Any) -> list[int]:
-    """Return a column's value of one row as a list of integers.
-
-    Raises:
-        InvalidArgumentError: for another kind of value.
-    """
-    if isinstance(value, Mapping):
-        raise InvalidArgumentError(
-            f"`{name}` of a row is a dict with {', '.join(value)}: call apply_chat_template with return_dict=False"
-        )
-    found = torch.as_tensor(value)
-    if found.dim() != 1:
-        raise InvalidArgumentError(f"`{name}` of a row is nested: tokenize each row without return_tensors")
-    return cast(list[int], found.tolist())
-
-
-def padding_hint(rows: Sequence[Mapping[str, Sequence[int]]], eos_token_id: int | None) -> list[str]:
-    """Return a line if rows without an attention mask seem to be padded with the EOS token, which is then read as text."""
-    padded = sum(
-        "attention_mask" not in row and eos_token_id in (*_run(row["input_ids"][:2]), *_run(row["input_ids"][-2:]))
-        for row in rows
-    )
-    if not padded:
-        return []
+def replaced_kernels(models: Mapping[str, Any]) -> list[str]:
+    """Return a line for each model that was loaded with an attention kernel that another one replaces."""
+    configs = {name: getattr(model, "config", None) for name, model in models.items()}
+    kernels = {name: getattr(config, "_attn_implementation", None) for name, config in configs.items()}
     return [
-        f"{padded} of {len(rows)} prompts begin or end with several EOS tokens and have no attention mask, so that these "
-        "are read as text: keep the tokenizer's column attention_mask"
+        f"attn_implementation of `{name}` is {kernel!r}, which is replaced by PyTorch's scaled dot-product attention"
+        for name, kernel in kernels.items()
+        if kernel and str(kernel).startswith("flash_attention")
     ]
-
-
-def _run(ids: Sequence[int]) -> Sequence[int]:
-    """The token that two ids have in common."""
-    return ids[:1] if len(ids) == 2 and ids[0] == ids[1] else []
-
-
-def prompt_rows(
-    dataset: Dataset, collator: DataCollatorWithPadding | None, pad_id: int | None, with_turns: bool
-) -> list[dict[str, Any]]:
-    """Return the token ids of each prompt, with its attention mask if it has one.
-
-    Args:
-        collator: a user's, which may change rows.
-        pad_id: is left out of rows without an attention mask; None: no token is padding.
-        with_turns: keep the columns `prompt` and `messages`, for rewards that read texts.
-
-    Raises:
-        InvalidArgumentError: if there are no rows, or no token ids.
-    """
-    rows = []
-    for row in dataset:
-        if collator is not None:
-            row = {name: value[0] for name, value in collator([row]).items()}
-        if "input_ids" not in row:
-            raise InvalidArgumentError("the data set has no column `input_ids`: map the tokenizer over its prompts first")
-        names = [name for name in ("input_ids", "attention_mask") if row.get(name) is not None]
-        rows.append({name: token_list(name, row[name]) for name in names})
-        if "attention_mask" not in rows[-1]:
-            rows[-1]["input_ids"] = [token for token in rows[-1]["input_ids"] if token != pad_id]
-        if with_turns:
-            rows[-1] |= {name: row[name] for name in TURN_COLUMNS if has_turns(row.get(name))}
-    if not rows:
-        raise InvalidArgumentError("the data set has no rows")
-    return rows
-
-
-def has_turns(value: object) -> bool:
-    """Return whether the value of a column is a text or a list of turns."""
-    if isinstance(value, str):
-        return bool(value.strip())
-    return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
 
 
 # ---------------------------------------------------------------------------------------------------------------- settings

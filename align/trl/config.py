@@ -29,10 +29,10 @@ class KnownSettings:
     It is a separate class because `inspect.signature` of a class with `__new__` would not show its `__init__`.
     """
 
-    def __new__(cls, *values: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         known = inspect.signature(cls.__init__).parameters  # a subclass may have arguments of its own
-        takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
-        if not takes_any and (message := unknown_settings(given, known)):
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        if not takes_any and (message := unknown_settings(kwargs, known)):
             raise InvalidArgumentError(message)
         return super().__new__(cls)
 
@@ -262,16 +262,20 @@ def renamed_arguments(given: Collection[str]) -> str:
     return f"PPOTrainer has other names for some arguments: {'; '.join(renamed)} ({LOOP})" if renamed else ""
 
 
-def legacy_arguments(values: Sequence[Any], given: Mapping[str, Any]) -> str:
+def legacy_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the message for a call of the trainer of TRL 0.11; empty for another call.
 
     Args:
-        values: arguments by position.
-        given: arguments by name.
+        args: arguments by position.
+        kwargs: arguments by name.
     """
-    names = [name for name in ("dataset", "num_shared_layers", "training_data_collator") if name in given]
-    has_tokenizer = any(isinstance(value, PreTrainedTokenizerBase) for value in values[2:])
-    is_early = {"config", "tokenizer"} & given.keys() and not {"reward_model", "value_model", "train_dataset"} & given.keys()
+    names = [name for name in ("dataset", "num_shared_layers", "training_data_collator") if name in kwargs]
+    has_tokenizer = any(isinstance(value, PreTrainedTokenizerBase) for value in args[2:])
+    is_early = {"config", "tokenizer"} & kwargs.keys() and not {
+        "reward_model",
+        "value_model",
+        "train_dataset",
+    } & kwargs.keys()
     if not (names or has_tokenizer or is_early):
         return ""
     return f"PPOTrainer(config, model, ref_model, tokenizer, dataset) is a call of {LEGACY}"

@@ -1,6 +1,8 @@
 """The trainer's part of the PPO loop: scores without an EOS token, learning rates, metrics, events, sample completions."""
 
+import atexit
 import inspect
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.optimization import get_scheduler
 
 from align.core.errors import UserError
+from align.core.launch import end_process_group
 from align.core.seeds import RngStream
 from align.core.tensor_ops import masked_mean
 from align.models.roles import Roles
@@ -110,8 +113,11 @@ class TrainerHooks(Extension):
         except UserError as error:
             raise InvalidArgumentError(str(error)) from error
 
-    def advance_scheduler(self, updates: int) -> None:
-        """Bring the scheduler to the state after a number of updates, whose optimizer steps a resumed run has made."""
+    def advance_scheduler(self, updates: int = 1) -> None:
+        """Let the scheduler set the rates that follow after some updates.
+
+        A resumed run has made their optimizer steps before, and DeepSpeed makes them inside its engine.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             for _ in range(updates):
@@ -210,7 +216,7 @@ class TRLCallbacks(TrainerCallbacks):
         self.trainer.log(self.logs(metrics))
 
     def step_end(self, update: int) -> tuple[bool, bool]:
-        self.hooks.lr_scheduler.step()
+        self.hooks.advance_scheduler()
         save, stop = super().step_end(update)
         tables, total = self.args.num_sample_generations, self.args.num_total_batches or 1
         if update < total and not stop:
@@ -272,3 +278,14 @@ def require_own_loop(trainer: type[Any], base: type[Any]) -> None:
             f"{trainer.__name__}.train replaces the training loop, whose parts have other names here; call super().train(), "
             "or change the loop by an extension (docs/howto/own-extension.md)"
         )
+
+
+def end_processes_at_exit() -> None:
+    """End the process group of a script that ends without an error; under ZeRO-3 the process would abort at exit."""
+    atexit.unregister(_end_processes)
+    atexit.register(_end_processes)
+
+
+def _end_processes() -> None:
+    if getattr(sys, "last_value", None) is None:
+        end_process_group()

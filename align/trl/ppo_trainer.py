@@ -5,12 +5,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
 from align.core.errors import UserError
+from align.core.tensor_ops import log_probs_of
+from align.runtime.progress import console
 from align.trl.config import PPOConfig
 from align.trl.hooks import OnlineTrainerState
 from align.trl.trainer import PPOTrainer
@@ -29,11 +33,15 @@ __all__ = [
     "PolicyAndValueWrapper",
     "batch_generation",
     "exact_div",
+    "first_true_indices",
     "forward",
     "generate",
+    "get_reward",
     "masked_mean",
     "masked_var",
     "masked_whiten",
+    "print_rich_table",
+    "selective_log_softmax",
     "truncate_response",
 ]
 
@@ -132,6 +140,43 @@ def batch_generation(
         ids += [*written]
         logits += [*of_tokens]
     return pad_sequence(ids, True, float(pad_token_id)), pad_sequence(logits, True)
+
+
+def first_true_indices(bools: Tensor, dtype: torch.dtype = torch.long) -> Tensor:
+    """Return the place [B] of the first True of each row [B, L]; L if there is none."""
+    places = torch.arange(bools.shape[-1], device=bools.device).expand_as(bools)
+    return places.masked_fill(~bools, bools.shape[-1]).amin(-1).to(dtype)
+
+
+def get_reward(
+    model: nn.Module, query_responses: Tensor, pad_token_id: int, context_length: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call a model with `base_model_prefix` and `score` on [B, L] ids of queries with responses.
+
+    Args:
+        context_length: columns of the queries.
+
+    Returns:
+        Scores [B, L, 1] of all tokens, those [B] of the last tokens before padding, and the places [B] of these.
+    """
+    body: Any = getattr(model, str(model.base_model_prefix))
+    output = forward(body, query_responses, pad_token_id)
+    scores: Tensor = model.score(output.hidden_states[-1])  # type: ignore[operator]
+    last = first_true_indices(query_responses[:, context_length:] == pad_token_id) - 1 + context_length
+    return scores, scores[torch.arange(len(scores), device=scores.device), last].squeeze(-1), last
+
+
+def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
+    """Return the log-probs [..] of tokens [..] under logits [.., V]."""
+    return log_probs_of(logits, index)
+
+
+def print_rich_table(table: Any) -> None:
+    """Print a pandas data frame."""
+    shown = Table(*map(str, table.columns), show_lines=True)
+    for row in table.astype(str).itertuples(index=False):
+        shown.add_row(*(Text(cell) for cell in row))  # text may look like markup
+    console.print(shown)
 
 
 ADVICE = "give the trainer a reward function as reward_model (docs/howto/own-reward.md), or callbacks"

@@ -1,9 +1,7 @@
 """TRL's `PPOTrainer` on this library's PPO."""
 
-import atexit
 import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from peft import PeftConfig, PeftModel
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import get_reporting_integration_callbacks
@@ -21,29 +20,25 @@ from transformers.trainer_callback import PrinterCallback, TrainerControl
 from transformers.trainer_utils import rotate_checkpoints
 
 from align.batches.mixtures import data_name
-from align.core.launch import end_process_group
 from align.models.checkpoint import make_repo, model_card, push_model, save_model_into
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.evaluation import save_policy
 from align.ppo.extensions.active import Extensions
-from align.ppo.inputs import BASE_REFERENCE, PPOInputs
-from align.ppo.reward_functions import RewardFunction, WeightedFunction
-from align.ppo.scoring_models import RewardModelLike
-from align.ppo.setup import PPOSetup, prepare
+from align.ppo.inputs import CalledCritic, PPOInputs
+from align.ppo.reward_functions import RewardFunction
+from align.ppo.setup import prepare
 from align.ppo.train import train
-from align.ppo.trainer import reward_settings, split_rewards
+from align.ppo.trainer import reward_settings
 from align.runtime.distributed import run_on_main
 from align.training.callbacks import STATE_FILE
 from align.training.model_source import ModelSource
 from align.trl.arguments import (
-    check_context,
     core_config,
-    data_sets,
-    eval_prompts,
     number_format_hint,
-    padding_hint,
-    problems,
-    prompt_rows,
+    reads_texts,
+    reference_of,
+    replaced_kernels,
+    require_arguments,
     uncalled_methods,
     unsupported_settings,
 )
@@ -57,23 +52,19 @@ from align.trl.config import (
     set_batch_sizes,
     stop_token_of,
 )
-from align.trl.hooks import TrainerHooks, TRLCallbacks, require_own_loop, show_completions
+from align.trl.hooks import TrainerHooks, TRLCallbacks, end_processes_at_exit, require_own_loop, show_completions
+from align.trl.modules import called_critic, require_whole_weights, rewards_of
+from align.trl.prompts import PromptReader, check_context, data_sets
 from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
-
-
-def end_processes() -> None:
-    """End the process group of a script that ends without an error; under ZeRO-3 the process would abort at exit."""
-    if getattr(sys, "last_value", None) is None:
-        end_process_group()
 
 
 class KnownArguments:
     """Refuses the argument names of earlier releases, unless a subclass defines the arguments."""
 
-    def __new__(cls, *values: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         require_own_loop(cls, PPOTrainer)
         inherited: Any = cls.__init__
-        message = legacy_arguments(values, given) or renamed_arguments(given)
+        message = legacy_arguments(args, kwargs) or renamed_arguments(kwargs)
         if inherited is PPOTrainer.__init__ and message:
             raise InvalidArgumentError(message)
         return super().__new__(cls)
@@ -89,11 +80,12 @@ class PPOTrainer(KnownArguments):
         processing_class: the policy's tokenizer.
         model: the policy, a causal language model, a T5, or a `PeftModel`, whose active adapter is trained.
         ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
-        reward_model: a sequence classifier with one label that reads the policy's token ids. TRL does not accept the other
-            kinds: the folder of a reward model, or a reward function of prompts and responses (docs/howto/own-reward.md).
+        reward_model: a sequence classifier with one label that reads the policy's token ids, or a module with
+            `base_model_prefix` and `score`. TRL does not accept the other kinds: the folder of a reward model, a reward
+            function of prompts, responses and columns of the data (docs/howto/own-reward.md), or a list of them.
         train_dataset: prompts, as token ids in the column `input_ids`.
-        value_model: a sequence classifier with one label, or a language model with a value head, such as
-            `AutoModelForSeq2SeqLMWithValueHead` for a T5. It predicts returns.
+        value_model: a sequence classifier with one label, a module with `base_model_prefix` and `score`, or a language model
+            with a value head, such as `AutoModelForSeq2SeqLMWithValueHead` for a T5. It predicts returns.
         data_collator: called with each row alone, if given.
         eval_dataset: prompts of the tables of sample completions; a dict of data sets is read as one.
         optimizers: an optimizer and a scheduler of the learning rate in place of those of the settings.
@@ -111,7 +103,7 @@ class PPOTrainer(KnownArguments):
         processing_class: PreTrainedTokenizerBase,
         model: PreTrainedModel | PeftModel,
         ref_model: PreTrainedModel | None,
-        reward_model: PreTrainedModel | RewardFunction | str,
+        reward_model: nn.Module | RewardFunction | str | list[Any],
         train_dataset: Dataset,
         value_model: PreTrainedModel | PreTrainedModelWrapper,
         data_collator: DataCollatorWithPadding | None = None,
@@ -121,78 +113,88 @@ class PPOTrainer(KnownArguments):
         peft_config: PeftConfig | None = None,
     ) -> None:
         models = {"model": model, "ref_model": ref_model, "value_model": value_model}
-        if not isinstance(processing_class, PreTrainedTokenizerBase):
-            kind = type(processing_class).__name__
-            raise InvalidArgumentError(f"`processing_class` must be a tokenizer of transformers, not {kind}")
-        given = ({**models, "reward_model": reward_model}, train_dataset, peft_config, callbacks or [])
-        if problem := next(problems(args, *given), ""):
-            raise InvalidArgumentError(problem)
+        require_arguments(args, processing_class, models, reward_model, train_dataset, peft_config, callbacks or [])
         self.args, self.processing_class, self.ref_model, self.reward_model = args, processing_class, ref_model, reward_model
         self.train_dataset, self.eval_dataset, self.train_dataset_len = train_dataset, eval_dataset, len(train_dataset)
         self.data_collator = data_collator or DataCollatorWithPadding(processing_class)
         self.stop_token_id = stop_token_of(args, processing_class.eos_token_id)
-        notes = set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1")))
-        pad_id = None if processing_class.pad_token_id == processing_class.eos_token_id else processing_class.pad_token_id
-        reads_texts = not isinstance(reward_model, PreTrainedModel)
-        prompts = prompt_rows(train_dataset, data_collator, pad_id, reads_texts)
-        if pad_id is None:
-            notes += padding_hint(prompts, processing_class.eos_token_id)
+        notes = [
+            *set_batch_sizes(args, self.train_dataset_len, int(os.environ.get("WORLD_SIZE", "1"))),
+            *unsupported_settings(args),
+            *uncalled_methods(type(self)),
+            *replaced_kernels({**models, "reward_model": reward_model}),
+        ]
+        reader = PromptReader(processing_class, data_collator, with_turns=reads_texts(reward_model))
+        prompts = reader.rows(train_dataset)
         check_context(prompts, models, args.response_length)
-        longest = max(len(row["input_ids"]) for row in prompts)
         self.hooks = TrainerHooks(args, processing_class.eos_token_id, *optimizers)
-        reporters = get_reporting_integration_callbacks(args.report_to)
-        self.callbacks = TRLCallbacks([*reporters, *(callbacks or []), PrinterCallback], self)
-        self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
-        rewards = split_rewards([reward_model], "reward_model")
-        ends = ending_ids(self.stop_token_id, processing_class.pad_token_id, vocabulary_rows(cast(Any, model)))
-        config = core_config(args, longest, ends)
-        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(*rewards))
-        self.setup = self._prepare(ModelSource(model, processing_class, peft_config), rewards, prompts, value_model)
-        self.accelerator = self.setup.run.accelerator
-        self.optimizer, self.lr_scheduler = self.hooks.optimizer, self.hooks.lr_scheduler
-        self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
-        self.policy_model, self.is_peft_model = self.model.policy, isinstance(self.model.policy, PeftModel)
-        self.callback_handler.model, self.callback_handler.lr_scheduler = self.model, self.lr_scheduler
-        self.callback_handler.processing_class = processing_class
-        if ref_model is None and (copied := self.setup.roles.reference_model) is not None:
-            self.ref_model = copied.backbone.model
-        self.callbacks.require_unchanged()
-        notes += [*unsupported_settings(args), *uncalled_methods(type(self))]
-        for line in [*notes, *number_format_hint(args, model.dtype, self.accelerator.device)]:
-            self.setup.run.print(f"warning: {line}")
-        of_eval = (eval_dataset, data_collator, pad_id)
-        self.eval_prompts = eval_prompts(*of_eval, self.setup.policy, args.response_length, reads_texts)
+        self._start_callbacks(callbacks or [])
+        self._prepare_run(ModelSource(model, processing_class, peft_config), prompts, value_model)
+        self._expose_models(model, value_model)
+        self.eval_prompts = reader.encoded(eval_dataset, self.setup.policy, args.response_length)
         self.hub_model_id: str | None = None
         if args.push_to_hub:
             self.hub_model_id = run_on_main(lambda: make_repo(self._repository(), args.hub_token), self.accelerator)
+        for line in [*notes, *reader.hints(prompts), *number_format_hint(args, model.dtype, self.accelerator.device)]:
+            self.setup.run.print(f"warning: {line}")
 
-    def _prepare(
-        self,
-        policy: ModelSource,
-        rewards: tuple[list[RewardModelLike], list[WeightedFunction]],
-        prompts: list[dict[str, Any]],
-        value_model: PreTrainedModel | PreTrainedModelWrapper,
-    ) -> PPOSetup:
-        """Make the objects that PPO needs from the given models."""
-        args, processing_class, model = self.args, self.processing_class, policy.model
-        assert isinstance(model, PreTrainedModel | PeftModel)
+    # ------------------------------------------------------------------------------------------------- the constructor
+
+    def _start_callbacks(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
+        """Make the handler of the given callbacks and those of `args.report_to`; it reads `args` and `hooks`."""
+        reporters = get_reporting_integration_callbacks(self.args.report_to)
+        self.callbacks = TRLCallbacks([*reporters, *callbacks, PrinterCallback], self)
+        self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
+
+    def _prepare_run(
+        self, policy: ModelSource, prompts: list[dict[str, Any]], value_model: PreTrainedModel | PreTrainedModelWrapper
+    ) -> None:
+        """Make the settings and the objects of the core (`core_config`, `setup`) from the given models."""
+        args, model = self.args, cast(PreTrainedModel | PeftModel, policy.model)
+        pad_id = self.processing_class.pad_token_id
+        models, functions, extensions = rewards_of(self.reward_model, pad_id, args.per_device_train_batch_size)
+        ends = ending_ids(self.stop_token_id, pad_id, vocabulary_rows(cast(Any, model)))
+        config = core_config(args, max(len(row["input_ids"]) for row in prompts), ends)
+        self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(models, functions))
         # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
-        # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
-        if isinstance(self.reward_model, PreTrainedModel):
-            self.reward_model.config.pad_token_id = processing_class.pad_token_id
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
-        reference: PreTrainedModel | str | None = self.ref_model
-        if reference is None and policy.peft_config is None:  # that of a `PeftModel` is its base, as in TRL
-            reference = args.ref_adapter_name or (BASE_REFERENCE if isinstance(model, PeftModel) else None)
-        given = (policy, *rewards, Extensions([self.hooks]))
-        setup = prepare(self.core_config, PPOInputs(*given, prompts, (), reference, value_model, self.callbacks))
+        inputs = PPOInputs(
+            policy=policy,
+            reward_models=models,
+            functions=functions,
+            extensions=Extensions([self.hooks, *extensions]),
+            prompts=prompts,
+            reference=reference_of(args, policy, self.ref_model),
+            value_model=called_critic(value_model) or value_model,
+            callbacks=self.callbacks,
+        )
+        self.setup = prepare(self.core_config, inputs)
         # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
-        setup.policy.tokenization.tokenizer.chat_template = processing_class.chat_template
-        atexit.unregister(end_processes)
-        atexit.register(end_processes)
-        return setup
+        self.setup.policy.tokenization.tokenizer.chat_template = self.processing_class.chat_template
+        if isinstance(inputs.value_model, CalledCritic):
+            require_whole_weights(self.setup.run.accelerator, "value_model")
+        end_processes_at_exit()
+
+    def _expose_models(self, model: PreTrainedModel | PeftModel, value_model: nn.Module) -> None:
+        """Set the attributes that TRL's trainer has after it has prepared its models."""
+        self.accelerator = self.setup.run.accelerator
+        self.optimizer, self.lr_scheduler = self.hooks.optimizer, self.hooks.lr_scheduler
+        self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
+        self.policy_model, self.value_model = self.model.policy, self.model.value_model
+        self.is_peft_model = isinstance(self.policy_model, PeftModel)
+        handler = self.callback_handler
+        handler.model, handler.lr_scheduler, handler.processing_class = self.model, self.lr_scheduler, self.processing_class
+        if self.ref_model is None and (copied := self.setup.roles.reference_model) is not None:
+            self.ref_model = copied.backbone.model
+        self.model_adapter_name, self.ref_adapter_name = self.args.model_adapter_name, self.args.ref_adapter_name
+        self.is_deepspeed_enabled, self.is_fsdp_enabled = self.accelerator.state.deepspeed_plugin is not None, False
+        self.local_dataloader_batch_size = self.args.local_batch_size
+        self.local_seed = self.args.seed + self.accelerator.process_index * 100003
+        tables = self.args.num_sample_generations
+        self.sample_generations_freq = max(1, (self.args.num_total_batches or 1) // tables) if tables > 0 else 0
+        self.callbacks.require_unchanged()
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -322,10 +324,18 @@ class PPOTrainer(KnownArguments):
         """The requests of the callbacks."""
         return self.callbacks.control
 
+    @control.setter
+    def control(self, control: TrainerControl) -> None:
+        self.callbacks.control = control
+
     @property
     def dataloader(self) -> DataLoader[Any]:
         """A loader of the training prompts."""
         return self.get_train_dataloader()
+
+    @dataloader.setter
+    def dataloader(self, dataloader: object) -> None:
+        raise InvalidArgumentError("`dataloader`: training draws its batches from `train_dataset`; give its rows there")
 
     @property
     def eval_dataloader(self) -> DataLoader[Any]:
@@ -337,14 +347,6 @@ class PPOTrainer(KnownArguments):
         if name in MEMBERS:
             raise AttributeError(f"{type(self).__name__!r} has no member {name!r}: {MEMBERS[name]}")
         return self.__getattribute__(name)  # raises again, which keeps the error inside a property
-
-    def is_world_process_zero(self) -> bool:
-        """Return whether this is the first process."""
-        return bool(self.accelerator.is_main_process)
-
-    def is_local_process_zero(self) -> bool:
-        """Return whether this is the first process of its machine."""
-        return bool(self.accelerator.is_local_main_process)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add metrics to `state.log_history`, and pass them to the callbacks; `start_time` has no effect."""

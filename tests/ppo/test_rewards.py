@@ -1,9 +1,12 @@
+import asyncio
 import sys
 
 import pytest
 import torch
 
+from align.batches.encoding import records_of
 from align.core.errors import UserError
+from align.data.records import Prompt
 from align.ppo.records import Rollout
 from align.ppo.reward_functions import WeightedFunction, call_reward_function, load_functions
 from align.ppo.rewards import MissingEos, Rewards, combine_rewards
@@ -162,3 +165,66 @@ def test_a_score_that_is_none_a_function_that_exits_and_a_weight_that_is_not_fin
         call_reward_function(weighted(lambda prompts, responses: sys.exit(3)), [PROMPT], ["a"])
     with pytest.raises(UserError, match="brevity=nan': its weight must be a finite number"):
         load_functions(["align.ppo.toy_rewards:brevity=nan"])
+
+
+ROWS = [{"answer": "4", "level": 1}, {"answer": "5", "level": 2}]
+
+
+def test_a_function_gets_the_columns_that_it_has_parameters_for():
+    seen = {}
+
+    def exact(prompts, responses, answer, missing=None):
+        seen["missing"] = missing
+        return [float(text == right) for text, right in zip(responses, answer, strict=True)]
+
+    def all_columns(prompts, responses, **columns):
+        seen["columns"] = columns
+        return [0.0] * len(responses)
+
+    assert call_reward_function(weighted(exact), [PROMPT] * 2, ["4", "4"], ROWS) == [1.0, 0.0]
+    call_reward_function(weighted(all_columns), [PROMPT] * 2, ["4", "4"], ROWS)
+    assert seen == {"missing": None, "columns": {"answer": ["4", "5"], "level": [1, 2]}}
+
+
+def test_a_function_in_the_form_of_grpo_is_called_by_names():
+    def of_completions(completions, level, **columns):
+        assert columns == {"answer": ["4", "5"], "prompts": [PROMPT] * 2}
+        return [len(text) + number for text, number in zip(completions, level, strict=True)]
+
+    def of_both(prompts, completions):
+        return [float(len(prompt)) for prompt in prompts]
+
+    assert call_reward_function(weighted(of_completions), [PROMPT] * 2, ["a", "abc"], ROWS) == [2.0, 5.0]
+    assert call_reward_function(weighted(of_both), [PROMPT] * 2, ["a", "abc"], ROWS) == [1.0, 1.0]
+
+
+def test_an_async_function_is_awaited_also_inside_an_event_loop():
+    async def slow(prompts, responses, level):
+        await asyncio.sleep(0)
+        return [None if number == 1 else 2.0 for number in level]
+
+    async def notebook():
+        return call_reward_function(weighted(slow), [PROMPT] * 2, ["a", "b"], ROWS)
+
+    async def failing(prompts, responses):
+        raise RuntimeError("the server said no")
+
+    assert call_reward_function(weighted(slow), [PROMPT] * 2, ["a", "b"], ROWS) == [0.0, 2.0]
+    assert asyncio.run(notebook()) == [0.0, 2.0]
+    with pytest.raises(UserError, match=r"'own' failed: RuntimeError: the server said no .*test_rewards\.py"):
+        call_reward_function(weighted(failing), [PROMPT] * 2, ["a", "b"])
+
+
+def test_a_function_that_does_not_apply_adds_nothing():
+    rewards = Rewards([], [weighted(lambda p, r: [None, 1.0], "rare", 2.0), weighted(lambda p, r: [3.0, 3.0], "usual")])
+    scores = rewards(rollout("abc", "a"))
+    assert scores.total.tolist() == [3.0, 5.0]
+    assert scores.components["rare"].tolist() == [0.0, 2.0]
+
+
+def test_columns_of_a_file_reach_the_function(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text(
+        '{"prompt": "2+2?", "answer": "4", "id": "a"}\n{"prompt": "x", "answer": null}\n'
+    )
+    prompts = records_of(str(tmp_path / "prompts.jsonl"), Prompt, False)
+    assert [dict(prompt.columns) for prompt in prompts] == [{"answer": "4", "id": "a"}, {"answer": None}]

@@ -21,8 +21,9 @@ BUILDS_ARCHITECTURES = KNOWS_ARCHITECTURES | {
     "align/model_registry/wheels.py",
     "align/extras/armo_rm.py",
 }
-TRL_CLASSES = {"align/trl/__init__.py", "align/trl/value_head.py"}
-"""TRL's models with a value head, whose names and outputs tell the kinds of models apart."""
+TRL_CLASSES = {f"align/trl/{name}.py" for name in ("__init__", "config", "value_head")}
+TRL_CLASSES |= {f"align/trl/legacy/{name}.py" for name in ("__init__", "config", "sampling", "setup", "trainer")}
+"""TRL's models with a value head and its settings, whose names and outputs tell the kinds of models apart."""
 PURE = (
     "align/core/tensor_ops.py",
     "align/extras/distill/loss.py",

@@ -139,18 +139,21 @@ def test_a_reward_model_may_lack_a_row_for_padding_that_the_policy_has(make_trai
     assert models["reward_model"].get_input_embeddings().num_embeddings == len(tokenizer) - 1
 
 
-def test_a_classifier_with_an_adapter_of_transformers_is_answered_with_how_to_merge_it(make_trainer, models, tmp_path):
+def test_a_classifier_with_an_adapter_scores_also_if_it_is_not_merged(make_trainer, models, tmp_path):
     """`AutoModelForSequenceClassification.from_pretrained` of an adapter's folder has no `merge_and_unload`."""
-    lora = LoraConfig(r=4, task_type="SEQ_CLS", modules_to_save=["score"])
+    lora = LoraConfig(r=4, task_type="SEQ_CLS", modules_to_save=["score"], init_lora_weights=False)
     get_peft_model(models["reward_model"], lora).save_pretrained(tmp_path / "adapter")
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=1)
-    models["reward_model"] = AutoPeftModelForSequenceClassification.from_pretrained(
-        tmp_path / "adapter", num_labels=1
-    ).merge_and_unload()
-    for role, name in (("reward", "reward_model"), ("value_model", "value_model")):
-        with pytest.raises(UserError, match=rf"{role}: .* loaded by peft.AutoPeftModelForSequenceClassification"):
-            make_trainer({"output_dir": str(tmp_path / name)}, **{name: loaded})
-    make_trainer({"total_episodes": 4}).train()
+    folder = tmp_path / "adapter"
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
+    merged = AutoPeftModelForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float32)
+    unmerged = copy.deepcopy(merged)
+    scores = []
+    for name, model in (("loaded", loaded), ("merged", merged.merge_and_unload()), ("unmerged", unmerged)):
+        settings = {"output_dir": str(tmp_path / name), "total_episodes": 4, "learning_rate": 0.0}
+        trainer = make_trainer(settings, reward_model=model)
+        trainer.train()
+        scores.append(trainer.state.log_history[0]["objective/scores"])
+    assert scores == pytest.approx([scores[0]] * 3, abs=1e-5)
 
 
 def test_the_console_shows_the_scores_that_are_logged_and_tables_those_without_the_penalty(make_trainer, tmp_path, capsys):

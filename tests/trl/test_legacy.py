@@ -1,6 +1,8 @@
 """Scripts for TRL 0.4 to 0.11, written again with tiny models; only their imports are changed."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from align.trl.legacy import (
     create_reference_model,
 )
 from align.trl.legacy.core import LengthSampler, PPODecorators, logprobs_from_logits, respond_to_batch
+from tests.launch.launcher import launch
 
 TEXTS = ["This film was", "I really liked", "The worst plot", "A fine story of", "Never watch", "The actors are"]
 SIZES = {"batch_size": 4, "mini_batch_size": 2, "ppo_epochs": 2}
@@ -426,3 +429,19 @@ def test_the_adaptive_coefficient_follows_the_target():
     assert control.value == pytest.approx(0.2 * (1 + 0.2 * 10 / 100))
     control.update(5.4, 10)
     assert control.value == pytest.approx(0.2 * 1.02 * (1 - 0.1 * 10 / 100))
+
+
+@pytest.mark.slow
+def test_several_processes_reach_the_numbers_of_one(gpt2, tmp_path):
+    script = str(Path(__file__).with_name("legacy_script.py"))
+    found = []
+    for settings, processes in (("one-process", 1), ("cpu2", 2), ("zero2", 2), ("zero3", 2)):
+        folder = tmp_path / settings
+        folder.mkdir()
+        launch([script, gpt2, str(folder), str(4 // processes)], settings, processes)
+        model = AutoModelForCausalLMWithValueHead.from_pretrained(folder / "model", dtype=torch.float32)
+        found.append((json.loads((folder / "stats.json").read_text()), weights_of(model)))
+    (expected, weights), *others = found
+    for stats, trained in others:
+        assert stats == [pytest.approx(row, abs=1e-4) for row in expected]
+        assert all(torch.allclose(weight, trained[name], atol=1e-4) for name, weight in weights.items())

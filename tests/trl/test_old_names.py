@@ -201,18 +201,22 @@ def test_a_trainer_has_the_attributes_of_trl_generates_with_it_and_explains_an_e
     assert ids.shape[0] == 1
 
 
-def test_a_value_model_of_ones_own_is_refused(make_trainer, models):
+def test_a_module_without_the_parts_that_are_called_is_refused(make_trainer, models):
     class Own(nn.Module):
-        base_model_prefix = "backbone"
-
         def __init__(self, backbone):
             super().__init__()
-            self.backbone, self.score = backbone, nn.Linear(4, 1)
+            self.backbone = backbone
 
     with pytest.raises(UserError, match="value_model: Own is no model of transformers"):
         make_trainer(value_model=Own(models["value_model"].model))
     with pytest.raises(UserError, match="reward_model: Own is a model, but no transformers classifier: give a function"):
         make_trainer(reward_model=Own(models["reward_model"].model))
+
+
+def test_training_data_are_not_replaced_without_a_word(make_trainer):
+    trainer = make_trainer()
+    with pytest.raises(InvalidArgumentError, match="train_dataset"):
+        trainer.dataloader = []
 
 
 def test_prompts_with_two_start_tokens_are_named(make_trainer, tokenizer, caplog):

@@ -26,7 +26,9 @@ def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
     """Return all that the FLOPs of a token depend on, with `adapter` in use (None: the bare base)."""
     if isinstance(backbone, EncoderDecoderBackbone):
         return _encoder_decoder_profile(backbone, adapter)
-    base = cast(PreTrainedModel, backbone.model.base_model)
+    if not isinstance(backbone.model, PreTrainedModel):  # a user's module, of which only the matrices are known
+        return FlopsProfile(Stack(matrices_of(backbone.model.named_modules(), adapter), 0), Matrices())
+    base = backbone.model.base_model
     body, below = list(base.named_modules()), _layers_below(base, adapter)
     if not isinstance(backbone, EncoderBackbone):
         return FlopsProfile(_stack(backbone, body, "decoder", adapter, below), _vocabulary(backbone))

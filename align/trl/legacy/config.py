@@ -29,10 +29,10 @@ UNUSED = ("accelerator_kwargs", "optimize_device_cache", "optimize_cuda_cache", 
 class KnownSettings:
     """Refuses keyword arguments that are no settings of TRL 0.11."""
 
-    def __new__(cls, *values: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         known = inspect.signature(cls.__init__).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
-        if unknown := [name for name in given if name not in known and not takes_any]:
+        if unknown := [name for name in kwargs if name not in known and not takes_any]:
             places = (f"`{name}`: {LATER[name]}" if name in LATER else f"`{name}`" for name in unknown)
             raise InvalidArgumentError(
                 f"not settings of TRL 0.11: {'; '.join(places)}. align.trl.PPOConfig has the settings of TRL 0.12 to 1.12"

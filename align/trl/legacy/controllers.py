@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from align.ppo.losses import KLController
+from align.trl.legacy.config import PPOConfig
 
 
 class _Controller(KLController):
@@ -35,6 +36,13 @@ class FixedKLController(_Controller):
 
     def __init__(self, kl_coef: float) -> None:
         super().__init__(kl_coef)
+
+
+def kl_controller(config: PPOConfig) -> AdaptiveKLController | FixedKLController:
+    """Return the controller of the settings."""
+    if config.adap_kl_ctrl:
+        return AdaptiveKLController(config.init_kl_coef, config.target, int(config.horizon))
+    return FixedKLController(config.init_kl_coef)
 
 
 class RunningMoments:

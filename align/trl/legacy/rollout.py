@@ -10,13 +10,14 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from align.batches.micro_batches import pack_groups
 from align.core.tensor_ops import masked_mean
 from align.models.backbone import Backbone
 from align.models.vocabulary import vocabulary_rows
 from align.ppo.advantages import add_kl_penalty, advantages_and_returns
 from align.ppo.losses import LossInputs, kl_estimate
 from align.ppo.records import Rollout
-from align.ppo.rollout import pack_rollout, plan_minibatch
+from align.ppo.rollout import plan_minibatch
 from align.runtime.distributed import gather_rows
 from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError
@@ -101,17 +102,18 @@ def gathered_rollout(rows: Sequence[ScoredResponse], backbone: Backbone, acceler
     Raises:
         UserError: if a row does not fit the model's context, or has an id outside of its vocabulary.
     """
-    every = gather_rows(list(rows), accelerator)
+    gathered = gather_rows(list(rows), accelerator)
     known = vocabulary_rows(backbone.model)
-    for index, row in enumerate(every):
+    for index, row in enumerate(gathered):
         if wrong := [id for id in (*row.query, *row.response) if not 0 <= id < known]:
             raise InvalidArgumentError(f"row {index} has the token id {wrong[0]}; the model has the ids 0 to {known - 1}")
         backbone.require_fit(len(row.query), len(row.response), f"row {index}")
-    prompts = [EncodedPrompt((), row.query, given_as_ids=True) for row in every]
-    count = len(every)
-    rollout = Rollout(prompts, [row.response for row in every], [True] * count, [""] * count)
-    mask = pad_sequence([torch.tensor(row.mask) for row in every], batch_first=True)
-    return ScoredRollout(rollout, torch.tensor([row.score for row in every]), mask)
+    prompts = [EncodedPrompt((), row.query, given_as_ids=True) for row in gathered]
+    count = len(gathered)
+    responses = [row.response for row in gathered]
+    rollout = Rollout(prompts=prompts, responses=responses, ended=[True] * count, texts=[""] * count)
+    mask = pad_sequence([torch.tensor(row.mask) for row in gathered], batch_first=True)
+    return ScoredRollout(rollout, torch.tensor([row.score for row in gathered]), mask)
 
 
 def kl_of_tokens(log_probs: Tensor, reference: Tensor, penalty: str) -> Tensor:
@@ -136,23 +138,24 @@ def kl_of_distributions(
         reference: the same.
         tokens: padded tokens of a forward pass.
     """
-    found: dict[int, Tensor] = {}
-    for batch in plan_minibatch(rollout, range(len(rollout)), policy[0], tokens, accelerator):
-        prompt, response, prompt_of_response = pack_rollout(rollout, batch.rows, accelerator.device)
+    kl_of_rows: dict[int, Tensor] = {}
+    prompts = [prompt.ids for prompt in rollout.prompts]
+    for part in plan_minibatch(rollout, range(len(rollout)), policy[0], tokens, accelerator):
+        inputs = pack_groups(prompts, rollout.responses, part.groups, accelerator.device)
         log_probs = []
         for backbone, adapter in (policy, reference):
             with backbone.adapter(adapter):
-                states = backbone.hidden(prompt, response, prompt_of_response)[:, :-1]
+                states = backbone.hidden(inputs.prompt, inputs.response, inputs.prompt_of_response)[:, :-1]
                 log_probs.append(backbone.logits(states).float().log_softmax(-1))
         kl = (log_probs[0].exp() * (log_probs[0] - log_probs[1])).sum(-1).cpu()
-        if batch.loss_weight:
-            found |= {row: kl[index, : len(rollout.responses[row])].clone() for index, row in enumerate(batch.rows)}
-    everywhere = dict(gather_rows(list(found.items()), accelerator))
+        if part.weight:
+            kl_of_rows |= {row: kl[index, : len(rollout.responses[row])].clone() for index, row in enumerate(part.rows)}
+    everywhere = dict(gather_rows(list(kl_of_rows.items()), accelerator))
     return pad_sequence([everywhere[row] for row in range(len(rollout))], batch_first=True)
 
 
 @dataclass(frozen=True)
-class Targets:
+class Estimates:
     """Advantages, returns and masked values [B, T] of a step, and the mean reward of a token without its score."""
 
     values: Tensor
@@ -161,7 +164,7 @@ class Targets:
     non_score_reward: float
 
 
-def targets(config: PPOConfig, scored: ScoredRollout, kl: Tensor, values: Tensor, kl_coef: float) -> Targets:
+def estimate(config: PPOConfig, scored: ScoredRollout, kl: Tensor, values: Tensor, kl_coef: float) -> Estimates:
     """Return what the loss is computed from; a token that is not trained has no reward and the value 0.
 
     Args:
@@ -176,20 +179,35 @@ def targets(config: PPOConfig, scored: ScoredRollout, kl: Tensor, values: Tensor
         rewards = masked_whiten(rewards, mask, shift_mean=False).masked_fill(~mask, 0.0)
     advantages, returns = advantages_and_returns(rewards, values, scored.rollout.lengths, config.gamma, config.lam)
     whitened = masked_whiten(advantages, mask).masked_fill(~mask, 0.0)
-    return Targets(values, whitened, returns, -kl_coef * float(masked_mean(kl, mask)))
+    return Estimates(values, whitened, returns, -kl_coef * float(masked_mean(kl, mask)))
 
 
-def loss_inputs(old_log_probs: Tensor, chosen: Targets, rows: Sequence[int], width: int, device: torch.device) -> LossInputs:
-    """Return the tensors of some rows for `ppo_loss`."""
+def loss_inputs(
+    old_log_probs: Tensor, estimates: Estimates, rows: Sequence[int], mask: Tensor, minibatch_tokens: float
+) -> LossInputs:
+    """Return the tensors of some rows for `ppo_loss`.
 
-    def part(tensor: Tensor) -> Tensor:
-        return tensor[rows, :width].to(device)
+    Args:
+        mask: [B, T] of these rows on the device of the loss.
+        minibatch_tokens: trained tokens of the minibatch.
+    """
 
-    old = part(old_log_probs)
-    return LossInputs(old, part(chosen.values), old, part(chosen.advantages), part(chosen.returns), None)
+    def columns(tensor: Tensor) -> Tensor:
+        return tensor[rows, : mask.shape[1]].to(mask.device)
+
+    old = columns(old_log_probs)
+    return LossInputs(
+        mask=mask,
+        old_log_probs=old,
+        old_values=columns(estimates.values),
+        ref_log_probs=old,  # the KL to the reference is part of the rewards
+        advantages=columns(estimates.advantages),
+        returns=columns(estimates.returns),
+        minibatch_tokens=minibatch_tokens,
+    )
 
 
-def minibatch_stats(chosen: Targets, mask: Tensor, rows: Sequence[int]) -> dict[str, float]:
+def minibatch_stats(estimates: Estimates, mask: Tensor, rows: Sequence[int]) -> dict[str, float]:
     """Return TRL's statistics of the constants of a minibatch."""
     inside = mask[rows]
     several = int(inside.sum()) > 1
@@ -198,9 +216,9 @@ def minibatch_stats(chosen: Targets, mask: Tensor, rows: Sequence[int]) -> dict[
         return float(masked_var(values[rows], inside)) if several else 0.0
 
     return {
-        "policy/advantages_mean": float(masked_mean(chosen.advantages[rows], inside)),
-        "returns/mean": float(masked_mean(chosen.returns[rows], inside)),
-        "returns/var": variance(chosen.returns),
-        "val/mean": float(masked_mean(chosen.values[rows], inside)),
-        "val/var": variance(chosen.values),
+        "policy/advantages_mean": float(masked_mean(estimates.advantages[rows], inside)),
+        "returns/mean": float(masked_mean(estimates.returns[rows], inside)),
+        "returns/var": variance(estimates.returns),
+        "val/mean": float(masked_mean(estimates.values[rows], inside)),
+        "val/var": variance(estimates.values),
     }

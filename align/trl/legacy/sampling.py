@@ -1,0 +1,44 @@
+"""Sampling by the `generate` method of transformers, for queries of different lengths."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+@torch.no_grad()
+def sample_responses(
+    model: Any,
+    queries: Sequence[Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
+    arguments: Mapping[str, Any],
+    multiple: int | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    """Return each query [L] with its response [T]; a T5's response begins with its start token.
+
+    Args:
+        queries: are padded to one length; the attention mask tells the padding.
+        arguments: of `generate`.
+        multiple: of the length of padded queries; None: any.
+    """
+    longest = max(map(len, queries))
+    width = longest if multiple is None else -(-longest // multiple) * multiple
+    pad_id = next((id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None), 0)
+    ids, mask = (torch.full((len(queries), width), value) for value in (pad_id, 0))
+    has_encoder = bool(model.config.is_encoder_decoder)
+    for row, query in enumerate(queries):
+        place = slice(None, len(query)) if has_encoder else slice(width - len(query), None)
+        ids[row, place], mask[row, place] = query.to("cpu"), 1
+    model.eval()
+    written = model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), **arguments)
+    start = 0 if has_encoder else width
+    return [(query.to(device), row[start:]) for query, row in zip(queries, written, strict=True)]
+
+
+def cut_after(response: Tensor, end_id: int | None) -> Tensor:
+    """Return a response [T] up to its first end token."""
+    ends = (response == end_id).nonzero() if end_id is not None else ()
+    return response[: int(ends[0]) + 1] if len(ends) else response
