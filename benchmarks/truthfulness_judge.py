@@ -17,7 +17,7 @@ import argparse
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_matrix
 from scipy.special import expit
 from scipy.stats import kendalltau, spearmanr
+from sklearn.metrics import adjusted_rand_score
 
 from align.core.statistics import resample, roc_auc
 from align.eval.answer_features import AnswerFeatures, Encode, SentenceEncoder
@@ -44,6 +45,8 @@ from align.eval.truthfulness_judge import (
 MODELS = 19
 """GPT-3 in 4 sizes and with 5 other prompts, GPT-Neo and GPT-J in 4, GPT-2 in 2 and UnifiedQA in 4."""
 REFERENCE, UNASSIGNED = -1, -2
+STARTS = 3
+"""Random starts of the mixture that are compared."""
 FREQUENT = 25
 """A style feature occurs in answers to at least so many questions; a rarer one is a topic."""
 SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
@@ -125,6 +128,13 @@ def _constrained_mixture(styles: csr_matrix, members: Sequence[np.ndarray], seed
     return component
 
 
+def agreement_of_starts(rows: Sequence[LabeledAnswer], references: dict[str, Question]) -> list[float]:
+    """Return the adjusted Rand index of the groups from each pair of random starts."""
+    starts = [recover_groups(rows, references, seed) for seed in range(STARTS)]
+    grouped = np.all([group >= 0 for group in starts], axis=0)
+    return [float(adjusted_rand_score(first[grouped], second[grouped])) for first, second in combinations(starts, 2)]
+
+
 def crossed_logits(
     features: AnswerFeatures, labels: np.ndarray, questions: np.ndarray, group: np.ndarray, folds: int
 ) -> np.ndarray:
@@ -173,11 +183,16 @@ def report(logits: np.ndarray, labels: np.ndarray, questions: np.ndarray, group:
     print(f"  share by people and by the judge, each group: {pairs}", flush=True)
 
 
+def labeled_answers(folder: Path, aspect: Aspect) -> tuple[list[LabeledAnswer], dict[str, Question]]:
+    """Return the labeled answers in one order (the files have different ones) and the reference answers."""
+    read = read_labeled_answers(str(folder / f"truthfulqa-finetune-{aspect}.jsonl.gz"), aspect)
+    rows = sorted(read, key=lambda row: (row.question, row.answer))
+    return rows, match_references(rows, str(folder / "TruthfulQA.csv"))
+
+
 def measure(folder: Path, aspect: Aspect, encode: Encode, folds: int) -> None:
     """Measure a judge of one aspect."""
-    read = read_labeled_answers(str(folder / f"truthfulqa-finetune-{aspect}.jsonl.gz"), aspect)
-    rows = sorted(read, key=lambda row: (row.question, row.answer))  # the files have different orders
-    references = match_references(rows, str(folder / "TruthfulQA.csv"))
+    rows, references = labeled_answers(folder, aspect)
     group = recover_groups(rows, references)
     questions = np.unique([row.question for row in rows], return_inverse=True)[1]
     labels = labels_of(rows)
@@ -197,7 +212,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with TruthfulQA's three files")
     parser.add_argument("--folds", type=int, default=5, help="folds of the questions, and of the groups")
+    parser.add_argument("--starts", action="store_true", help="compare the groups of several random starts, train no judge")
     arguments = parser.parse_args()
+    if arguments.starts:
+        rows, references = labeled_answers(arguments.data, "truth")
+        indices = ", ".join(f"{index:.2f}" for index in agreement_of_starts(rows, references))
+        print(f"adjusted Rand index of the groups, each pair of {STARTS} random starts: {indices}")
+        return
     encode = SentenceEncoder("minilm-l6")
     aspects: tuple[Aspect, ...] = ("truth", "info")
     for aspect in aspects:
