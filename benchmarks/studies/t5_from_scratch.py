@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python -m benchmarks.studies.t5_from_scratch
 
 The task is to sort words of real text alphabetically; a program checks the answer. Each model learns raw text first (T5:
-span corruption, GPT-2: next token) and is then fine-tuned on sorted lists. A reward model learns from rankings of its
-samples, and PPO with a critic learns from the reward model. Finished stages are not repeated.
+span corruption, GPT-2: next token) and is then fine-tuned on lists, half of which a careless demonstrator left incomplete.
+A reward model learns from rankings of its samples and the right answer, and PPO with a critic learns from the reward model.
+Finished stages are not repeated.
 """
 
 import argparse
@@ -49,6 +50,8 @@ KINDS = {"t5": "span_corruption", "gpt2": "lm"}
 PAD, EOS, BOS, UNKNOWN = "<pad>", "<eos>", "<bos>", "<unk>"
 SPECIAL = (PAD, EOS, BOS, UNKNOWN, *(f"<extra_id_{number}>" for number in range(16)))
 WIDTH, LAYERS, HEADS = 128, 2, 4
+VERDICTS = ("right", "foreign word", "twice the same word", "missing word", "order")
+"""Verdicts on an answer; the first mistake in this order counts. The results keep the first letters."""
 MAX_KL = 10.0
 """Bound on the KL of the saved policy to the SFT model, in nats per answer."""
 
@@ -62,24 +65,25 @@ class Size:
         words: different words that are sorted.
         listed: words of a list.
         demonstrations, ranked, prompts, validation, test: lists of each part; none is in two parts.
-        updates: of PPO.
+        updates: of PPO, each with a rollout of its own prompts.
     """
 
-    vocabulary: int = 1000
-    texts: int = 1500
-    words: int = 100
+    vocabulary: int = 500
+    texts: int = 1000
+    words: int = 40
     listed: int = 4
-    demonstrations: int = 6400
-    ranked: int = 2560
-    prompts: int = 1280
+    demonstrations: int = 3200
+    ranked: int = 1600
+    prompts: int = 4096
     validation: int = 128
     test: int = 400
     text_epochs: int = 1
-    sft_epochs: int = 3
-    updates: int = 20
+    sft_epochs: int = 5
+    updates: int = 16
+    rollout: int = 256
 
 
-SIZES = {"full": Size(), "tiny": Size(300, 40, 20, 2, 64, 48, 32, 16, 16, 1, 20, 2)}
+SIZES = {"full": Size(), "tiny": Size(300, 40, 20, 2, 64, 48, 32, 16, 16, 1, 20, 2, 16)}
 
 
 # ---------------------------------------------------------------------------------------------------------- data and models
@@ -129,7 +133,10 @@ def write_data(folder: Path, size: Size) -> None:
     for name, count in parts.items():
         rows: list[dict[str, Any]] = [{"prompt": f"sort {' '.join(chosen)} ="} for chosen in lists[start : start + count]]
         if name == "demonstrations":
-            rows = [row | {"completion": solution(row["prompt"])} for row in rows]
+            completions = [
+                solution(row["prompt"]) if number % 2 else incomplete(row["prompt"]) for number, row in enumerate(rows)
+            ]
+            rows = [row | {"completion": completion} for row, completion in zip(rows, completions, strict=True)]
         write_json_lines(folder / f"{name}.jsonl", rows)
         start += count
     texts = [{"text": text} for text in documents()]
@@ -144,12 +151,21 @@ def solution(prompt: str) -> str:
     return " ".join(sorted(prompt.split()[1:-1]))
 
 
-def score(prompt: str, answer: str) -> float:
-    """Return 1 for the right answer, otherwise half of the share of positions with the right word."""
-    right, found = solution(prompt).split(), answer.split()
-    if found == right:
-        return 1.0
-    return 0.5 * sum(a == b for a, b in zip(right, found, strict=False)) / len(right)
+def incomplete(prompt: str) -> str:
+    """Return the answer without its last word, as a careless demonstrator gives it."""
+    return " ".join(solution(prompt).split()[:-1])
+
+
+def verdict(prompt: str, answer: str) -> str:
+    """Return one of VERDICTS: a right answer has the words of the prompt in order, and nothing else."""
+    right, words = solution(prompt).split(), answer.split()
+    if words == right:
+        return "right"
+    if set(words) - set(right):
+        return "foreign word"
+    if len(set(words)) < len(words):
+        return "twice the same word"
+    return "missing word" if len(words) < len(right) else "order"
 
 
 def tokenizer_of(kind: str, size: Size) -> PreTrainedTokenizerFast:
@@ -234,7 +250,8 @@ def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[st
     if not (folder / "rankings.jsonl").exists():
         several = {"samples_per_prompt": 4, "seed": 1}
         rows = sampled(sft, data / "ranked.jsonl", folder / "samples.jsonl", size, temperature=1.0, **several)
-        write_json_lines(folder / "rankings.jsonl", [ranking_of(row) for row in rows])
+        rankings = [ranking_of(row) for row in rows]
+        write_json_lines(folder / "rankings.jsonl", [row for row in rankings if len(set(row["ranks"])) == 2])
     reward = run_unless_finished(
         run_reward,
         RewardConfig(
@@ -243,8 +260,8 @@ def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[st
             train_data=str(folder / "rankings.jsonl"),
             demonstrations=str(data / "demonstrations.jsonl"),
             validation_split=0.1,
-            batch_size=32,
-            num_train_epochs=3,
+            batch_size=64,
+            num_train_epochs=2,
             learning_rate=1e-3,
             warmup_ratio=0.1,
             output_dir=str(folder / "reward"),
@@ -259,12 +276,17 @@ def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[st
             prompts=str(data / "prompts.jsonl"),
             validation_prompts=str(data / "validation.jsonl"),
             advantage_estimator="gae",
+            critic="reward",
             total_updates=size.updates,
-            rollout_batch_size=128,
+            rollout_batch_size=size.rollout,
+            num_ppo_epochs=2,
+            num_mini_batches=2,
             max_new_tokens=size.listed + 2,
+            missing_eos_penalty=2.0,
             learning_rate=3e-4,
+            warmup_ratio=0.1,
             kl_coef=0.05,
-            eval_steps=5,
+            eval_steps=4,
             max_kl=MAX_KL,
             output_dir=str(folder / "ppo"),
         ),
@@ -279,10 +301,10 @@ def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[st
 
 
 def ranking_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a ranking of sampled answers by their scores."""
-    scores = [score(row["prompt"], answer) for answer in row["responses"]]
-    ranks = [1 + sum(other > own for other in scores) for own in scores]
-    return {"prompt": row["prompt"], "responses": row["responses"], "ranks": ranks}
+    """Return a ranking of sampled answers and the right one: right answers before wrong ones."""
+    responses = [*row["responses"], solution(row["prompt"])]
+    ranks = [1 if verdict(row["prompt"], answer) == "right" else 2 for answer in responses]
+    return {"prompt": row["prompt"], "responses": responses, "ranks": ranks}
 
 
 def sampled(model: Path, prompts: Path, output: Path, size: Size, **settings: Any) -> list[dict[str, Any]]:
@@ -294,13 +316,13 @@ def sampled(model: Path, prompts: Path, output: Path, size: Size, **settings: An
 
 
 def answers(model: Path, prompts: Path, folder: Path, size: Size) -> dict[str, str]:
-    """Return for each list whether the answer is right (1) or not (0): a sampled answer, and the likeliest words."""
+    """Return the verdict on the answer to each list, as one letter: sampled answers, and greedy ones."""
 
-    def right(name: str, temperature: float) -> str:
+    def verdicts(name: str, temperature: float) -> str:
         rows = sampled(model, prompts, folder / f"{model.parent.name}-{name}.jsonl", size, temperature=temperature)
-        return "".join(str(int(score(row["prompt"], row["responses"][0]) == 1)) for row in rows)
+        return "".join(verdict(row["prompt"], row["responses"][0])[0] for row in rows)
 
-    return {"sampled": right("sampled", 1.0), "greedy": right("greedy", 0.0)}
+    return {"sampled": verdicts("sampled", 1.0), "greedy": verdicts("greedy", 0.0)}
 
 
 def curves(folder: Path) -> dict[str, Any]:
@@ -321,9 +343,15 @@ def curves(folder: Path) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------ results
 
 
+COLUMNS = (
+    *("model", "seed", "loss on text", "reward model", "SFT", "PPO", "PPO - SFT"),
+    *("greedy SFT", "greedy PPO", "KL", "explained variance"),
+)
+
+
 def correct(row: dict[str, Any], stage: str, how: str) -> np.ndarray:
     """Return 1 for each test list with the right answer, 0 for the others."""
-    return np.array([int(digit) for digit in row[stage][how]])
+    return np.array([int(letter == "r") for letter in row[stage][how]])
 
 
 def selected_kl(row: dict[str, Any]) -> float:
@@ -334,10 +362,7 @@ def selected_kl(row: dict[str, Any]) -> float:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as Markdown, with paired bootstrap intervals over the test lists, which all runs share."""
-    lines = [
-        "| model | seed | loss on text | reward model | SFT | PPO | PPO - SFT | greedy SFT | greedy PPO | KL |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * len(COLUMNS))} |"]
     for kind in KINDS:
         of_kind = [row for row in rows if row["model"] == kind]
         for row in of_kind:
@@ -347,6 +372,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             figures += [percent(correct(row, stage, "greedy").mean()) for stage in ("sft", "ppo")]
             text = " to ".join(f"{loss:.2f}" for loss in row["text_loss"])
             parts = [kind, str(row["seed"]), text, percent(row["reward_accuracy"]), *figures, f"{selected_kl(row):.1f}"]
+            parts.append(f"{np.mean(row['explained_variance'][-(len(row['explained_variance']) // 3) :]):.2f}")
             lines.append(f"| {' | '.join(parts)} |")
         if len(of_kind) > 1:
             gains = [correct(row, "ppo", "sampled") - correct(row, "sft", "sampled") for row in of_kind]
@@ -355,7 +381,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             likely = [
                 percent(np.mean([correct(row, stage, "greedy").mean() for row in of_kind])) for stage in ("sft", "ppo")
             ]
-            lines.append(f"| {' | '.join([kind, 'all', '', '', *both, with_interval(values, groups), *likely, ''])} |")
+            lines.append(f"| {' | '.join([kind, 'all', '', '', *both, with_interval(values, groups), *likely, '', ''])} |")
+    return "\n".join(lines)
+
+
+def mistakes(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the share of each verdict on sampled answers, mean over the seeds, as Markdown."""
+    lines = [f"| model | stage | {' | '.join(VERDICTS)} |", f"| --- | ---{' | ---' * len(VERDICTS)} |"]
+    for kind in KINDS:
+        of_kind = [row for row in rows if row["model"] == kind]
+        for stage in ("sft", "ppo"):
+            letters = "".join(row[stage]["sampled"] for row in of_kind)
+            shares = [percent(letters.count(name[0]) / max(1, len(letters))) for name in VERDICTS]
+            lines.append(f"| {kind} | {stage} | {' | '.join(shares)} |")
     return "\n".join(lines)
 
 
@@ -391,7 +429,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(kept(folder / "results.json", lambda f=folder, k=kind, s=seed: train(f, data, k, s, size)))
     options.results.mkdir(parents=True, exist_ok=True)
     write_json_lines(options.results / "results.jsonl", rows)
-    print(table(rows))
+    print(table(rows), mistakes(rows), sep="\n\n")
 
 
 if __name__ == "__main__":
