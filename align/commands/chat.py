@@ -13,7 +13,7 @@ from torch import Tensor
 from align.commands.sample import scorer_of
 from align.core.errors import UserError
 from align.core.seeds import RngStream
-from align.core.settings import Settings, option, require_setting
+from align.core.settings import QuantizationConfig, option, require_setting
 from align.core.tensor_ops import Padded
 from align.data.conversation import Message, check_conversation
 from align.models.backbone import Backbone
@@ -33,7 +33,7 @@ UNFINISHED = "\ufffd"
 
 
 @dataclass(kw_only=True)
-class ChatConfig(Settings):
+class ChatConfig(QuantizationConfig):
     """Chat with one or two models."""
 
     model: list[str] = option([], "One or two models: local folder, Hub id or built-in model.", required=True)
@@ -61,9 +61,11 @@ class ChatConfig(Settings):
 class Speaker:
     """A model (local folder, Hub id or built-in model) that answers conversations."""
 
-    def __init__(self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0) -> None:
+    def __init__(
+        self, name: str, dtype: str = "auto", chat_template: str = "auto", seed: int = 0, quantization: str = ""
+    ) -> None:
         self.name, self.seed, self._numbers = name, seed, count()
-        self.loaded = load_frozen(name, dtype, chat_template)
+        self.loaded = load_frozen(name, dtype, chat_template, quantization=quantization)
 
     def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[SampledResponse]:
         """Yield the growing answer after every token. Closing the iterator stops sampling.
@@ -92,8 +94,9 @@ def run_chat(config: ChatConfig) -> None:
         require_reward_model(config.reward_model)
     scorer = (config.reward_model, config.dtype, config.chat_template)
     console.print(f"loading {', '.join(filter(None, [*config.model, config.reward_model]))}")  # takes 10 s or more
-    reward = load_reward_model(*scorer) if config.reward_model else None
-    speakers = [Speaker(name, config.dtype, config.chat_template, config.seed) for name in config.model]
+    reward = load_reward_model(*scorer, quantization=config.quantization) if config.reward_model else None
+    how = (config.dtype, config.chat_template, config.seed, config.quantization)
+    speakers = [Speaker(name, *how) for name in config.model]
     with suppress(ImportError):
         import readline  # noqa: F401  # line editing
     sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_k, config.top_p)

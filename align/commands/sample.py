@@ -134,7 +134,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     scorers = [
         import_object(path)(settings, *options) for name, path in SCORERS.items() if (settings := getattr(config, name))
     ]
-    loaded = load_frozen(config.model[0], config.dtype, config.chat_template)
+    loaded = load_frozen(config.model[0], config.dtype, config.chat_template, quantization=config.quantization)
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     prompts = encode_prompts(config.prompt or config.prompts, loaded, limits, config.skip_bad_rows)
     copies = config.samples_per_prompt * config.best_of
@@ -151,7 +151,8 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     candidates = sampled_responses(drawn, responses.ids, loaded.tokenization)
     rewards = [0.0] * len(candidates)
     if config.reward_model:
-        reward = load_reward_model(config.reward_model, config.dtype, config.chat_template)
+        how_loaded = {"chat_template": config.chat_template, "quantization": config.quantization}
+        reward = load_reward_model(config.reward_model, config.dtype, **how_loaded)
         rewards = scorer_of(loaded, reward, config.batch_tokens)(candidates)
     for scorer in scorers:
         scorer.score(loaded, drawn, candidates)

@@ -189,8 +189,33 @@ def declarations(settings: type[Any]) -> dict[str, tuple[Any, Range]]:
 
 
 @dataclass(kw_only=True)
-class ModelConfig(Settings):
-    """Model, dtype and LoRA."""
+class QuantizationConfig(Settings):
+    """4-bit and 8-bit weights by bitsandbytes."""
+
+    help_title = "quantization"
+
+    load_in_4bit: bool = option(
+        False, "Load linear layers in 4 bits (QLoRA). Training requires lora_r. Install the extra quant."
+    )
+    load_in_8bit: bool = option(False, "Load linear layers in 8 bits. Training requires lora_r. Install the extra quant.")
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = option("nf4", "Data type of load_in_4bit.")
+    bnb_4bit_use_double_quant: bool = option(True, "Quantize the block scales of load_in_4bit as well.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_setting(self, "load_in_8bit", not (self.load_in_4bit and self.load_in_8bit), "false with load_in_4bit")
+
+    @property
+    def quantization(self) -> str:
+        """The format, see `align.models.quantization`; "" without quantization."""
+        if self.load_in_4bit:
+            return self.bnb_4bit_quant_type + "-double" * self.bnb_4bit_use_double_quant
+        return "int8" if self.load_in_8bit else ""
+
+
+@dataclass(kw_only=True)
+class ModelConfig(QuantizationConfig):
+    """Model, dtype, quantization and LoRA."""
 
     help_title = "model"
 
@@ -234,7 +259,11 @@ class OptimizationConfig(Settings):
         "update). truncated_rsqrt (T5) holds the peak during warmup and then decays like inverse_sqrt.",
     )
     warmup_ratio: float = option(0.03, "Fraction of all updates used for linear warmup from 0.", ge=0, lt=1)
-    optimizer: Literal["adamw", "adafactor"] = option("adamw", "Optimizer. adafactor (T5) needs less memory.")
+    optimizer: Literal["adamw", "adafactor", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit"] = option(
+        "adamw",
+        "Optimizer. adafactor (T5) needs less memory, as do the 8-bit ones of the extra quant. States of paged ones move to "
+        "the host when a GPU is full. lion_8bit (Lion, arXiv 2302.06675) needs a 3 to 10 times lower learning rate.",
+    )
     weight_decay: float = option(0.0, "Decoupled weight decay, applied to matrices only.", ge=0)
     adam_beta1: float = option(0.9, "AdamW beta1.", ge=0, lt=1)
     adam_beta2: float = option(0.999, "AdamW beta2 (InstructGPT: 0.95).", ge=0, lt=1)
@@ -248,8 +277,8 @@ class OptimizationConfig(Settings):
 
     def without_effect(self) -> dict[str, str]:
         """Map each setting that is ignored under the other settings to the reason."""
-        if self.optimizer == "adafactor":
-            return dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), "optimizer adafactor")
+        if self.optimizer in ("adafactor", "lion_8bit"):
+            return dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), f"optimizer {self.optimizer}")
         return {}
 
     def without_effect_warning(self) -> str:

@@ -123,7 +123,7 @@ def open_models(
     models = [name.removesuffix(FEW_SHOT_SUFFIX) if name in named else name for name in names]
     sources = [str(resolve_model(model)) for model in models]
     for name, short, model, source in zip(names, short_names(names), models, sources, strict=True):
-        loaded = load_frozen(model, options.dtype, options.chat_template, context.accelerator.device)
+        loaded = load_frozen(model, options.dtype, options.chat_template, context.accelerator.device, options.quantization)
         version, prompt = weights_version(source), FewShotPrompt()
         if name in named:
             version += f"{FEW_SHOT_SUFFIX}-{content_hash([examples.instruction, examples.examples])}"
@@ -158,7 +158,7 @@ def open_reward_models(names: Sequence[str], inference: InferenceConfig) -> list
     models = []
     for name, short in zip(names, short_names(names), strict=True):
         folder = str(resolve_model(name))
-        reward = load_reward_model(folder, inference.dtype, inference.chat_template)
+        reward = load_reward_model(folder, inference.dtype, inference.chat_template, quantization=inference.quantization)
         models.append(NamedRewardModel(short, weights_version(folder), reward))
     return models
 

@@ -20,6 +20,7 @@ from align.core.errors import UserError, first_line, reason
 from align.models.backbone import Backbone
 from align.models.backbone.determinism import disable_dropout
 from align.models.backbone.kinds import has_separate_encoder
+from align.models.quantization import quantization_of
 from align.runtime.sharding import gathered_parameters, is_sharded
 
 ADDED = "adapters_of_align"
@@ -66,6 +67,14 @@ def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.
                 part = by_adapter[adapter]
                 own.update(map(id, part.parameters() if isinstance(part, torch.nn.Module) else [part]))
     return {name: weight for name, weight in model.named_parameters() if id(weight) in own}
+
+
+def match_dtype(peft_model: PeftModel, adapter: str) -> None:
+    """Give an adapter on a quantized base the base's number format; PEFT leaves it in float32."""
+    model = peft_model.get_base_model()
+    if quantization_of(model.config):
+        for weight in adapter_parameters(model, adapter).values():
+            weight.data = weight.data.to(model.dtype)
 
 
 def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
@@ -176,6 +185,7 @@ def _finish_loading(peft_model: PeftModel, folder: str, name: str, stored: set[s
     """
     base = cast(PreTrainedModel, peft_model.get_base_model())
     peft_model.peft_config[name].base_model_name_or_path = base.config.name_or_path
+    match_dtype(peft_model, name)
     expected = get_peft_model_state_dict(peft_model, adapter_name=name, save_embedding_layers=False)
     for key, weight in expected.items():
         if not torch.isfinite(weight).all():

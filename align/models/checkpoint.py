@@ -29,8 +29,9 @@ from align.core.errors import UserError, first_line, reason
 from align.core.files import new_folder, read_json, write_json, write_text
 from align.model_registry.registry import published_name, registered_name, resolve_model
 from align.models.backbone import Backbone, has_separate_matrix, is_prefix_lm
-from align.models.folders import BUILT_IN_BASE, base_of, load_config, saved_generation_config
+from align.models.folders import BASE_QUANTIZATION, BUILT_IN_BASE, base_of, load_config, saved_generation_config
 from align.models.loading import LoadedModel, load_whole
+from align.models.quantization import quantization_of
 from align.models.saved_parts import adapter_weights, copy_tokenizer_files, separate_untied
 from align.runtime.sharding import is_sharded
 
@@ -93,6 +94,8 @@ def save_model(
 def merge_model(name: str, folder: Path) -> None:
     """Write the model of an adapter as a transformers folder without an adapter, in the number format of its base.
 
+    A base that was quantized in training is dequantized.
+
     Raises:
         UserError: if it is not the adapter of a language model, or cannot be merged.
     """
@@ -102,7 +105,7 @@ def merge_model(name: str, folder: Path) -> None:
         raise UserError(f"model '{name}' has no adapter; it is complete as it is")
     config = load_config(base)
     dtype = config.dtype if config.dtype in (torch.float32, torch.bfloat16) else torch.float32
-    loaded = load_whole(name, dtype)
+    loaded = load_whole(name, dtype, merges=True)
     card = {"title": "Merged model", "stage": "merge", "adapter": name}
     save_model(folder, loaded, weights_of(loaded.backbone), card)
 
@@ -208,6 +211,8 @@ def save_adapter(
     metadata = {"format": "pt"}
     if built_in := registered_name(loaded.base):
         metadata[BUILT_IN_BASE] = built_in
+    if quantization := quantization_of(loaded.backbone.model.config):
+        metadata[BASE_QUANTIZATION] = quantization
     (folder / "adapter_model.safetensors").write_bytes(_with_sorted_metadata(save(weights, metadata)))
     _save_adapter_config(folder, loaded, name, changes)
     require_equal_on_disk(folder, weights)

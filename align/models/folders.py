@@ -23,11 +23,20 @@ from align.model_registry.registry import published_name, resolve_model
 from align.models.backbone import is_classifier, is_prefix_lm
 from align.models.backbone.determinism import is_dropout_rate
 from align.models.backbone.kinds import attention_kernel, model_class, new_modules, prepare_model
+from align.models.quantization import (
+    prepare_quantized,
+    quantization_of,
+    quantization_settings,
+    quantize_on_meta,
+    require_quantizable,
+)
 from align.runtime.progress import console
 from align.runtime.sharding import Sharder, is_sharded, loading_accelerator, local_shard, min_while_loading
 
 BUILT_IN_BASE = "built_in_base"
 """In the metadata of an adapter's file: the built-in model under it. PEFT's config names the published one."""
+BASE_QUANTIZATION = "base_quantization"
+"""In the metadata of an adapter's file: the format of the quantized base that it was trained on."""
 MOST_LAYERS = 10_000
 """A config with more is broken, and building its layers would take minutes."""
 
@@ -58,6 +67,13 @@ def base_of(source: str) -> tuple[str, bool]:
     candidates = (parent / tail for tail in tails for parent in own.parents if parent / tail != own)
     existing = next((folder for folder in candidates if (folder / "config.json").exists()), None)
     return str(existing or resolve_model(base)), True
+
+
+def adapter_quantization(source: str) -> str:
+    """Return the format of the base that an adapter was trained on; "" if it was not quantized, or nobody knows."""
+    with suppress(OSError, SafetensorError), safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
+        return str((stored.metadata() or {}).get(BASE_QUANTIZATION, ""))
+    return ""
 
 
 def reads_prompts_whole(source: str) -> bool:
@@ -172,10 +188,16 @@ def unsaved_generation_settings(generation: GenerationConfig) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------------- weights
 
 
-def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a transformers model from safetensors; a UserError if they are missing, broken, or only there as pickle."""
+def load_weights(source: str, dtype: torch.dtype, quantization: str = "") -> PreTrainedModel:
+    """Load a transformers model from safetensors; a UserError if they are missing, broken, or only there as pickle.
+
+    `quantization` is a format of `align.models.quantization`; "" leaves the weights as they are stored.
+    """
     config = load_config(source)
     accelerator = loading_accelerator()
+    stored = quantization_of(config)
+    require_quantizable(quantization, source, stored, sharded=accelerator is not None)
+    quantized = {"quantization_config": quantization_settings(quantization, dtype)} if quantization and not stored else {}
     sharder = Sharder(accelerator, dtype) if accelerator else None
     try:
         with sharder.shard_on_load() if sharder else nullcontext():
@@ -186,6 +208,7 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
                 use_safetensors=True,
                 attn_implementation=attention_kernel(config),
                 output_loading_info=True,
+                **quantized,
             )
     except Exception as error:  # an external config or index can be wrong in any way
         if type(error).__name__ == "SafetensorError":  # a type of its own for a broken file
@@ -194,6 +217,7 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     if sharder:
         sharder.finish(model)
     prepare_model(model)
+    prepare_quantized(model, dtype)
     # transformers makes up at random what is missing; that is right only for what a task adds to a pretrained encoder.
     added = () if is_classifier(config) else new_modules(model)
     missing = [key for key in report["missing_keys"] if not key.startswith(added)]
@@ -207,9 +231,12 @@ def load_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     return cast(PreTrainedModel, model)
 
 
-def make_on_meta(source: str, dtype: torch.dtype) -> PreTrainedModel:
+def make_on_meta(source: str, dtype: torch.dtype, quantization: str = "") -> PreTrainedModel:
     """Return a model as `load_weights` would, with shapes and no data; a UserError if its config cannot be used."""
     config = load_config(source)
+    quantization = quantization or quantization_of(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     try:
         with torch.device("meta"):
             model = model_class(config).from_config(config, dtype=dtype, attn_implementation=attention_kernel(config))
@@ -218,6 +245,8 @@ def make_on_meta(source: str, dtype: torch.dtype) -> PreTrainedModel:
                 head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
     except Exception as error:  # a config from elsewhere can be wrong in any way
         raise UserError(f"model '{source}': its config cannot be used ({reason(error)})") from error
+    if quantization:
+        quantize_on_meta(model, quantization, dtype)
     prepare_model(model)
     return cast(PreTrainedModel, model)
 
@@ -311,6 +340,8 @@ def changed_weights(model: PreTrainedModel) -> list[str]:
                     if stored.get_slice(name).get_shape()[1:] != [*weight.shape[1:]]:
                         continue
                     row = stored.get_slice(name)[:1]
+                    if not weight.is_floating_point():  # quantized
+                        continue
                     if row.dtype.itemsize > 1 and not torch.equal(row.to(weight.dtype), weight[:1].detach().cpu()):
                         changed.append(name)
     return changed

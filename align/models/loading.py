@@ -13,7 +13,7 @@ from align.core.errors import UserError, first_line
 from align.core.files import read_json
 from align.core.settings import ModelConfig
 from align.model_registry.registry import resolve_model
-from align.models.adapters import copy_adapter, faster_lora, load_adapter, merge_adapter
+from align.models.adapters import copy_adapter, faster_lora, load_adapter, match_dtype, merge_adapter
 from align.models.backbone import Backbone, wrap
 from align.models.backbone.contract import refuse_language_model
 from align.models.backbone.kinds import (
@@ -25,6 +25,7 @@ from align.models.backbone.kinds import (
     use_block_attention,
 )
 from align.models.folders import (
+    adapter_quantization,
     base_of,
     end_ids,
     load_config,
@@ -43,6 +44,13 @@ from align.models.lora import (
     require_same_lora,
     tied_adapter_warning,
     train_active_adapter,
+)
+from align.models.quantization import (
+    dequantized,
+    prepare_quantized,
+    quantization_of,
+    quantized_as,
+    require_adapter,
 )
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
 from align.runtime.distributed import compute_dtype, computes_on_cpu, print_once
@@ -89,7 +97,9 @@ def load(
         UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter with other LoRA
             settings than the config has.
     """
-    stored = _read(config.model, dtype, config.chat_template, allow_reward_model, prefix_lm)
+    require_adapter(config.quantization, config.model, bool(config.lora_r or peft_config))
+    how = (config.chat_template, allow_reward_model, prefix_lm)
+    stored = _read(config.model, dtype, *how, quantization=config.quantization, dequantizes=not config.lora_r)
     model, tokenization, folder, base, is_adapter = stored
     if not is_adapter:
         return _with_fresh_adapter(model, tokenization, base, config, adapter, peft_config=peft_config)
@@ -97,6 +107,7 @@ def load(
         raise UserError(f"model '{config.model}' is an adapter, which training continues: leave out peft_config")
     if not config.lora_r:
         return _finish(config, _whole(stored))
+    print_other_base(folder, model)
     peft_model = load_adapter(model, folder, START_ADAPTER)
     require_same_lora(config, model, peft_model.peft_config[START_ADAPTER])
     copy_adapter(peft_model, START_ADAPTER, adapter)
@@ -108,9 +119,32 @@ def load_whole(
     dtype: torch.dtype,
     chat_template: str = "auto",
     allow_reward_model: bool = False,
+    quantization: str = "",
+    merges: bool = False,
 ) -> LoadedModel:
-    """Load a model that gets no adapter; a saved one is merged into its base. Raises the errors of `load`."""
-    return _whole(_read(name, dtype, chat_template, allow_reward_model))
+    """Load a model that is not trained; a saved adapter is merged into its base, which is dequantized for this.
+
+    Args:
+        quantization: format of the base, on which an adapter then stays as it is; "": as it is stored.
+        merges: dequantize and merge a base that is stored in a format, too.
+
+    Raises the errors of `load`.
+    """
+    how = (chat_template, allow_reward_model)
+    return _whole(_read(name, dtype, *how, quantization=quantization, dequantizes=merges or None))
+
+
+def print_other_base(folder: str, model: PreTrainedModel) -> None:
+    """Print a line if the base of an adapter has another format than the one that it was trained on."""
+    trained_on, quantization = adapter_quantization(folder), quantization_of(model.config)
+    if trained_on == quantization:
+        return
+    flag = "load_in_8bit true" if trained_on == "int8" else "load_in_4bit true" if trained_on else ""
+    advice = f"set {flag}" if flag else "leave out load_in_4bit and load_in_8bit"
+    print_once(
+        f"warning: adapter '{folder}' was trained on a base that was {quantized_as(trained_on)}, and this one is "
+        f"{quantized_as(quantization)}: its outputs change; {advice} for the base of its training"
+    )
 
 
 class _Stored(NamedTuple):
@@ -130,7 +164,14 @@ def _read(
     allow_reward_model: bool = False,
     prefix_lm: bool = False,
     on_meta: bool = False,
+    quantization: str = "",
+    dequantizes: bool | None = False,
 ) -> _Stored:
+    """Read a model with its tokenizer.
+
+    `dequantizes` says whether the base of an adapter that was trained on a quantized one has its dequantized weights, into
+    which the adapter can be merged; None: unless the base is stored as it was in training.
+    """
     folder = str(resolve_model(name))
     base, is_adapter = base_of(folder)
     if not allow_reward_model and is_encoder(settings := load_config(base)):
@@ -143,7 +184,12 @@ def _read(
         raise UserError(
             f"model '{name}': it is the adapter of a classifier, such as a reward model: it cannot generate text"
         )
-    model = make_on_meta(base, dtype) if on_meta else load_weights(base, dtype)
+    if on_meta:
+        model = make_on_meta(base, dtype, quantization)
+    elif is_adapter and not quantization and dequantizes is not False:
+        model = _base_of_training(name, folder, base, dtype, dequantizes is True)
+    else:
+        model = load_weights(base, dtype, quantization)
     if model.get_output_embeddings() is None and not allow_reward_model:
         raise UserError(f"model '{name}': it is a reward model without an LM head, so it cannot generate text")
     if prefix_lm or (is_adapter and reads_prompts_whole(folder)):
@@ -153,8 +199,22 @@ def _read(
     return _Stored(model, tokenization, folder, base, is_adapter)
 
 
+def _base_of_training(name: str, folder: str, base: str, dtype: torch.dtype, always: bool) -> PreTrainedModel:
+    """Load the base of an adapter as it was in training; dequantized, if it was quantized, unless it is stored so."""
+    stored = quantization_of(load_config(base))
+    trained_on = stored or adapter_quantization(folder)
+    if not trained_on or (stored and not always):
+        return load_weights(base, dtype)
+    print_once(f"model '{name}': its base was quantized ({trained_on}) in training; its dequantized weights are merged")
+    return dequantized(load_weights(base, dtype, trained_on), dtype)
+
+
 def _whole(stored: _Stored) -> LoadedModel:
     model = stored.model
+    if stored.is_adapter and quantization_of(model.config):
+        print_other_base(stored.folder, model)
+        peft_model = faster_lora(load_adapter(model, stored.folder, START_ADAPTER))
+        return LoadedModel(wrap(model, peft_model), stored.tokenization, stored.base, START_ADAPTER)
     if stored.is_adapter:
         merged = merge_adapter(load_adapter(model, stored.folder, "merged"), stored.folder)
         model = merged.requires_grad_(True)  # PEFT had frozen the base
@@ -166,9 +226,10 @@ def load_frozen(
     dtype: str = "auto",
     chat_template: str = "auto",
     device: torch.device | None = None,
+    quantization: str = "",
 ) -> LoadedModel:
     """Load a model without gradients, in evaluation mode, on a device (default: the GPU if there is one)."""
-    loaded = load_whole(model, compute_dtype(dtype), chat_template)
+    loaded = load_whole(model, compute_dtype(dtype), chat_template, quantization=quantization)
     loaded.backbone.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval().requires_grad_(False)
     return loaded
 
@@ -209,7 +270,9 @@ def load_on_meta(
 
     Responses are assumed to share the reading of their prompt, unless an encoder reads them.
     """
-    stored = _read(config.model, dtype, config.chat_template, allow_reward_model, prefix_lm, on_meta=True)
+    require_adapter(config.quantization, config.model, bool(config.lora_r))
+    how = (config.chat_template, allow_reward_model, prefix_lm)
+    stored = _read(config.model, dtype, *how, on_meta=True, quantization=config.quantization)
     with torch.device("meta"):
         loaded = _with_fresh_adapter(stored.model, stored.tokenization, stored.base, config, adapter, check=False)
     loaded.backbone.shares_prompts = not is_encoder(stored.model.config)
@@ -289,8 +352,7 @@ def read_by_ids_of(
         )
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"{role}: {type(model).__name__} is no model of transformers, and other modules are not supported")
-    if model.dtype not in (torch.float32, torch.bfloat16):
-        raise UserError(f"{role}: the model is in {model.dtype}; convert it to float32 or bfloat16")
+    widen_float16(model, role)
     if is_encoder(model.config):
         raise UserError(f"{role}: {type(model).__name__} is an encoder, which cannot read the policy's token ids")
     _prepare_object(model)
@@ -309,6 +371,26 @@ def _prepare_object(model: PreTrainedModel) -> None:
     model.eval()
     model.config.architectures = [type(model).__name__]  # as `save_pretrained` writes it
     model.set_attn_implementation(attention_kernel(model.config))
+    prepare_quantized(model, model.dtype)
+
+
+def widen_float16(model: PreTrainedModel | PeftModel, role: str) -> None:
+    """Convert a model in float16, in place: bfloat16 where the hardware multiplies it, else float32.
+
+    Raises:
+        UserError: for any other number format than float32 and bfloat16.
+    """
+    if model.dtype in (torch.float32, torch.bfloat16):
+        return
+    number_format = str(model.dtype).removeprefix("torch.")
+    if model.dtype != torch.float16:
+        raise UserError(f"{role}: the model is in {number_format}; convert it to float32 or bfloat16")
+    dtype = compute_dtype("auto")
+    for value in (*model.parameters(), *model.buffers()):  # `to` refuses a quantized model, some of whose weights are int8
+        if value.dtype == torch.float16:
+            value.data = value.data.to(dtype)
+    model.config.dtype = dtype
+    print_once(f"{role}: the model is in float16, and was converted to {str(dtype).removeprefix('torch.')}")
 
 
 def freeze_unused_lm_head(backbone: Backbone) -> None:
@@ -331,6 +413,7 @@ def _with_fresh_adapter(
 ) -> LoadedModel:
     """Return a model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
     if not (config.lora_r or peft_config):
+        require_adapter(quantization_of(model.config), base, has_adapter=False)
         if config.lora:
             raise UserError("lora is given, but lora_r is 0, which trains all weights: set lora_r, or leave out lora")
         return _finish(config, LoadedModel(wrap(model, check=check), tokenization, base))
@@ -340,6 +423,7 @@ def _with_fresh_adapter(
     except ValueError as error:
         where = "peft_config" if peft_config else f"lora_target_modules '{config.lora_target_modules}'"
         raise UserError(f"{where}: {first_line(error)}") from error
+    match_dtype(peft_model, adapter)
     print_once(tied_adapter_warning(model))
     backbone = wrap(model, faster_lora(peft_model), check)
     return _finish(config, LoadedModel(backbone, tokenization, base, adapter))

@@ -210,7 +210,7 @@ def initial_head(source: str, backbone: Backbone, kind: HeadType = REWARD) -> Sc
 
 
 def load_reward_model(
-    folder: str, dtype: str = "auto", chat_template: str = "auto", kind: HeadType = REWARD
+    folder: str, dtype: str = "auto", chat_template: str = "auto", kind: HeadType = REWARD, quantization: str = ""
 ) -> LoadedReward:
     """Load a reward model to score with: adapters merged, nothing trainable.
 
@@ -219,19 +219,21 @@ def load_reward_model(
             label of a decoder or an encoder.
         chat_template: of a classifier of a decoder whose tokenizer has none.
         kind: only reward models may be another library's.
+        quantization: as for `load_whole`.
 
     Raises:
         UserError: if it is not a model of that kind.
     """
     require_reward_model(folder, kind)
-    loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True)
+    loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True, quantization=quantization)
     if published := published_class(loaded.backbone.model.config):
         model = published.reward_model(loaded.backbone, loaded.tokenization, folder)
         return LoadedReward(model.eval().requires_grad_(False), loaded, 0.0, reads_whole_turns=True, scores_at_end=False)
     if not is_reward_model(folder, kind):
         return _external_reward(folder, loaded, chat_template)
     head, mean = load_head(folder, loaded.backbone, kind)
-    return LoadedReward(RewardModel(loaded.backbone, head).eval().requires_grad_(False), loaded, mean)
+    model = RewardModel(loaded.backbone, head, loaded.adapter)
+    return LoadedReward(model.eval().requires_grad_(False), loaded, mean)
 
 
 # ---------------------------------------------------------------------------------------- classifiers of other libraries

@@ -29,8 +29,9 @@ def is_sharded(weight: Tensor) -> bool:
 
 
 def full_shape(weight: Tensor) -> torch.Size:
-    """Return the unsharded shape of a weight."""
-    shape: torch.Size = getattr(weight, "ds_shape", weight.shape)
+    """Return the shape of a weight before sharding and quantization."""
+    packed = getattr(weight, "quant_state", None)  # bitsandbytes puts two numbers of 4 bits into one byte
+    shape: torch.Size = packed.shape if packed is not None else getattr(weight, "ds_shape", weight.shape)
     return shape
 
 
@@ -40,8 +41,17 @@ def full_numel(weight: Tensor) -> int:
 
 
 def full_nbytes(weight: Tensor) -> int:
-    """Return the bytes of a weight over all processes."""
-    return full_numel(weight) * weight.element_size()
+    """Return the bytes of a weight over all processes, with the scales of a quantized one."""
+    count = full_numel(weight)
+    kind = type(weight).__name__
+    if kind == "Params4bit":
+        blocks = -(-count // weight.blocksize)  # type: ignore[attr-defined]
+        # A scale of 4 bytes for each block; or of 1 byte, and 4 bytes for each 256 of them.
+        scales = blocks + 4 * -(-blocks // 256) if weight.compress_statistics else 4 * blocks  # type: ignore[attr-defined]
+        return -(-count // 2) + scales
+    if kind == "Int8Params":
+        return count + 4 * full_shape(weight)[0]
+    return count * weight.element_size()
 
 
 def frozen_config(accelerator: Accelerator, dtype: torch.dtype) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from align.core.errors import UserError
-from align.core.settings import Overlong, Settings, group, option, require_setting
+from align.core.settings import Overlong, QuantizationConfig, Settings, group, option, require_setting
 from align.data.readers import FewShotPrompt, read_records
 from align.data.records import Demonstration
 from align.sampling.generation import SamplingParams
 
 
 @dataclass(kw_only=True)
-class InferenceConfig(Settings):
+class InferenceConfig(QuantizationConfig):
     """Model loading and data reading."""
 
     help_title = "inference"

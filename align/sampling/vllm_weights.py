@@ -12,6 +12,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from align.core.errors import UserError
 from align.models.backbone import Backbone
+from align.models.quantization import quantization_of
 
 BASE = ".base_layer."
 
@@ -23,6 +24,11 @@ def require_servable(backbone: Backbone, adapter: str | None) -> None:
         UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).
     """
     model = backbone.model
+    if quantization := quantization_of(model.config):
+        raise UserError(
+            f"engine: a quantized base ({quantization}) is not supported with vLLM; set engine transformers, or leave out "
+            "load_in_4bit and load_in_8bit"
+        )
     into, out = model.get_input_embeddings(), model.get_output_embeddings()
     tied = {id(_base(layer)) for layer in (into, out)} if _base(into).weight is _base(out).weight else set[int]()
     for path, layer in model.named_modules():

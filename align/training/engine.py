@@ -214,7 +214,8 @@ class TrainEngine:
         for name, master in self.masters.items():
             for key, value in self.optimizer.state[master].items():
                 if isinstance(value, Tensor):
-                    tensors[f"{key}/{name}"] = value
+                    # bitsandbytes shares its tables of 8-bit numbers, and safetensors refuses shared memory.
+                    tensors[f"{key}/{name}"] = value.clone() if key.startswith("qmap") else value
                 elif value is not None:
                     numbers[f"{key}/{name}"] = value
         return tensors, numbers

@@ -5,6 +5,7 @@ The memory of weights, gradients and optimizer state follows from shapes. That o
 """
 
 import gc
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,12 +22,15 @@ from align.core.settings import ModelConfig, OptimizationConfig
 from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone, cache_elements_per_token, model_class
 from align.models.folders import base_of, load_config
+from align.models.quantization import quantize_on_meta
 from align.runtime.distributed import compute_dtype, run_on_all
 from align.runtime.process import cgroup_bytes_left, process_peak, release_freed_memory, reset_process_peak
 from align.runtime.sharding import full_nbytes, full_numel, full_shape
 
 GIB = 2**30
 FLOAT32_BYTES = 4
+SMALLEST_8BIT, BLOCK_8BIT = 4096, 256
+"""bitsandbytes: smaller weights have moments in float32; numbers that share a scale."""
 ALWAYS_FITS_BYTES = 2**26
 """A model with fewer bytes of weights fits anywhere: nothing is estimated or measured."""
 
@@ -73,16 +77,24 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
     """
     count = sum(map(full_numel, trained))
     masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained if weight.dtype != torch.float32)
-    state = 2 * FLOAT32_BYTES * count  # AdamW: two moments
-    if optimizer == "adafactor":  # a row and a column for each matrix, a vector whole
-        state = sum(
-            FLOAT32_BYTES * (sum(shape[-2:]) if len(shape) > 1 else sum(shape)) for shape in map(full_shape, trained)
-        )
+    state = sum(optimizer_bytes(optimizer, full_shape(weight)) for weight in trained)
     stage, processes, offload = sharding
     if stage:
         masters, state = (0, 0) if offload else (masters // processes, state // processes)
     resident = {"weights": weights // processes if stage == 3 else weights, "masters": masters, "optimizer": state}
     return MemoryEstimate(resident, FLOAT32_BYTES * count // (processes if stage >= 2 else 1))
+
+
+def optimizer_bytes(optimizer: str, shape: Sequence[int]) -> int:
+    """Bytes of an optimizer's state for a weight of this shape."""
+    count = math.prod(shape)
+    if optimizer == "adafactor":  # a row and a column for each matrix, a vector whole
+        return FLOAT32_BYTES * (sum(shape[-2:]) if len(shape) > 1 else sum(shape))
+    moments = 1 if optimizer == "lion_8bit" else 2
+    if optimizer.endswith("8bit") and count >= SMALLEST_8BIT:
+        scales = -(-count // BLOCK_8BIT)
+        return moments * (count + FLOAT32_BYTES * scales)
+    return moments * FLOAT32_BYTES * count
 
 
 def weights_bytes(modules: Sequence[nn.Module]) -> int:
@@ -111,6 +123,7 @@ class Memory:
     def __init__(self, accelerator: Accelerator, model: ModelConfig, optimization: OptimizationConfig) -> None:
         self.accelerator, self.device = accelerator, accelerator.device
         self.model, self.lora_r, self.dtype = model.model, model.lora_r, model.dtype
+        self.quantization = model.quantization
         self.optimizer, self.batch_tokens = optimization.optimizer, optimization.micro_batch_tokens
         self.recomputes = model.gradient_checkpointing
         self.sharding = Sharding.from_accelerator(accelerator)
@@ -157,6 +170,10 @@ class Memory:
         try:
             with torch.device("meta"):
                 model = model_class(source).from_config(source, dtype=compute_dtype(self.dtype))
+            if self.quantization:
+                quantize_on_meta(model, self.quantization, compute_dtype(self.dtype))
+        except UserError:
+            raise
         except Exception:  # loading will refuse this architecture or config, and say why
             return
         weights = weights_bytes([model])
@@ -232,8 +249,10 @@ class Memory:
         free = self.free()
         if estimate.total > free:
             advice = [] if self.lora_r else ["set lora_r 16"]
-            if not (self.lora_r or self.optimizer == "adafactor" or self.accelerator.state.deepspeed_plugin):
-                advice.append("set optimizer adafactor")  # DeepSpeed takes AdamW alone
+            if self.lora_r and not self.quantization:
+                advice.append("set load_in_4bit true")
+            if not (self.lora_r or self.optimizer != "adamw" or self.accelerator.state.deepspeed_plugin):
+                advice.append("set optimizer adafactor or adamw_8bit")  # DeepSpeed takes AdamW alone
             at_stage_3 = self.sharding.stage == 3
             advice.append("shard it over more processes" if at_stage_3 else "shard it by ZeRO-3 (docs/clusters.md)")
             raise UserError(

@@ -15,8 +15,9 @@ from align.model_registry.registry import resolve_model
 from align.models.backbone import Backbone
 from align.models.checkpoint import require_savable
 from align.models.folders import base_of, changed_weights, load_config, unsaved_generation_settings
-from align.models.loading import LoadedModel, from_objects, load
+from align.models.loading import LoadedModel, from_objects, load, widen_float16
 from align.models.lora import with_lora_settings
+from align.models.quantization import quantization_of, require_adapter
 from align.runtime.distributed import run_on_all, run_on_main
 from align.runtime.sharding import sharded_loading
 from align.training.run import Run
@@ -61,9 +62,7 @@ class ModelSource:
         elif not isinstance(model, str | Path):
             if self.tokenizer is None:
                 raise UserError("a transformers model in memory needs its tokenizer: give tokenizer=...")
-            if model.dtype not in (torch.float32, torch.bfloat16):
-                number_format = str(model.dtype).removeprefix("torch.")
-                raise UserError(f"the model is in {number_format}: convert it to float32 or bfloat16")
+            widen_float16(model, "model")
 
     def settings(self, config: Config) -> Config:
         """Return a stage's settings with the model's name, and its number format and adapter if they are given.
@@ -73,6 +72,8 @@ class ModelSource:
         model, adapter = self.model, self.peft_config
         if isinstance(model, PeftModel):
             adapter = model.peft_config[model.active_adapters[0]]
+        trains_adapter = adapter is not None or bool(config.lora_r) or isinstance(model, LoadedModel)
+        require_adapter(self._quantization(config), str(getattr(model, "name_or_path", model)), trains_adapter)
         if adapter is not None:
             found: PreTrainedConfig
             if isinstance(model, str | Path):
@@ -86,6 +87,16 @@ class ModelSource:
             return config
         name = model.config.name_or_path or "a model in memory"
         return replace(config, model=name, dtype="float32" if model.dtype == torch.float32 else "bfloat16")
+
+    def _quantization(self, config: ModelConfig) -> str:
+        """Return the format of the model's base, before its weights are loaded."""
+        if not isinstance(self.model, str | Path):
+            return "" if isinstance(self.model, LoadedModel) else quantization_of(self.model.config)
+        if config.quantization:
+            return config.quantization
+        with suppress(UserError):  # a model that cannot be found is reported where it is loaded
+            return quantization_of(load_config(base_of(str(resolve_model(str(self.model))))[0]))
+        return ""
 
     def load(
         self,

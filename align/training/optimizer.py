@@ -1,11 +1,11 @@
-"""AdamW or Adafactor over groups of weights, learning rates, float32 masters, sums of gradients, and the mean of weights."""
+"""The optimizer over groups of weights, learning rates, float32 masters, sums of gradients, and the mean of weights."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,16 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from transformers.optimization import Adafactor
 
 from align.core.settings import OptimizationConfig, Schedule
+from align.models.quantization import load_bitsandbytes
 from align.runtime.sharding import full_shape
 
+BITSANDBYTES = {
+    "adamw_8bit": "AdamW8bit",
+    "paged_adamw_8bit": "PagedAdamW8bit",
+    "paged_adamw_32bit": "PagedAdamW32bit",
+    "lion_8bit": "Lion8bit",
+}
+"""Optimizers of bitsandbytes (8-bit states: arXiv 2110.02861). Paged ones move states to the host when a GPU is full."""
 BUCKET_BYTES = 25 * 2**20
 """Gradients that travel together: DistributedDataParallel's 25 MiB. A bucket is in memory twice while it is summed."""
 
@@ -97,7 +105,7 @@ def complete_groups(peak: float, weights: Iterable[str], groups: Sequence[ParamG
 def build_optimizer(
     config: OptimizationConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup]
 ) -> torch.optim.Optimizer:
-    """AdamW or Adafactor over weights by name, with weight decay on matrices only; its groups carry the `metric` of ours."""
+    """Return the run's optimizer. Weight decay is on matrices only; its groups carry the `metric` of ours."""
     parts: dict[tuple[str, bool], dict[str, Any]] = {}
     for group in groups:
         for name, weight in weights.items():
@@ -109,8 +117,15 @@ def build_optimizer(
     ordered = [parts[key] for key in sorted(parts)]
     if config.optimizer == "adafactor":
         return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)
-    betas = (config.adam_beta1, config.adam_beta2)
-    return torch.optim.AdamW(ordered, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True)
+    if config.optimizer != "adamw":
+        optimizer = getattr(load_bitsandbytes().optim, BITSANDBYTES[config.optimizer])
+        decays = {} if config.optimizer == "lion_8bit" else _adam_settings(config)  # Lion's own: 0.9 and 0.99
+        return cast(torch.optim.Optimizer, optimizer(ordered, lr=config.learning_rate, **decays))
+    return torch.optim.AdamW(ordered, lr=config.learning_rate, **_adam_settings(config), fused=True)
+
+
+def _adam_settings(config: OptimizationConfig) -> dict[str, Any]:
+    return {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
 
 
 def make_master(weight: nn.Parameter) -> Tensor:

@@ -242,6 +242,7 @@ def environment() -> dict[str, Any]:
 # A checkpoint cannot be resumed with other values: its weights, the reference of PPO's KL and the kept model depend on them.
 SAME_ON_RESUME = (
     *("model", "chat_template", "prefix_lm", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
+    *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
     *("optimizer", "critic", "save_best_policy"),
     # The number of an update decides which examples it reads. With other values it would read some again and skip others.
     *("seed", "batch_size", "mixing_cap", "mixing_temperature", "rollout_batch_size", "samples_per_prompt"),

@@ -58,8 +58,9 @@ def problems(
             advice = "give its `pretrained_model`; a second one, whose weights it does not share, can be the `value_model`"
             yield f"`{name}` is an {type(models[name]).__name__}: {advice}"
     model, ref_model = models["model"], models["ref_model"]
-    if not all(weight.is_floating_point() for weight in model.parameters()):
-        yield "`model` is quantized, which is not supported: load it without `quantization_config`"
+    has_adapter = isinstance(model, PeftModel) or peft_config is not None
+    if not has_adapter and not all(weight.is_floating_point() for weight in model.parameters()):
+        yield "`model` is quantized, so its weights cannot be trained: give a `peft_config`"
     if ref_model is model:
         yield "`model` and `ref_model` cannot be the same object: give a copy, or None for a copy of the initial policy"
     if pair := sharing_pair(list(models.items()), trained=("model", "value_model")):

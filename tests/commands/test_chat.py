@@ -52,7 +52,7 @@ def test_each_answer_reads_the_turns_before_it(sharp_folders, model, monkeypatch
 
 
 def test_what_is_loaded_is_printed_before_it_is_loaded(monkeypatch, capsys):
-    def load(name, *_):
+    def load(name, *_, **__):
         raise UserError(f"printed before: {capsys.readouterr().err}")
 
     monkeypatch.setattr(chat, "load_frozen", load)

@@ -179,8 +179,8 @@ def test_objects_in_a_wrong_role_are_refused(trainer, language_model, classifier
         trainer(policy, value_model=model, config={"advantage_estimator": "reinforce++"})
     with pytest.raises(UserError, match="value_model: GPT2LMHeadModel is neither a sequence classifier"):
         trainer(policy, value_model=language_model("tiny-gpt2", seed=1))
-    with pytest.raises(UserError, match=r"reference: the model is in torch.float16; convert it"):
-        trainer(policy, reference=language_model("tiny-gpt2").half())
+    with pytest.raises(UserError, match=r"reference: the model is in float64; convert it"):
+        trainer(policy, reference=language_model("tiny-gpt2").double())
     with pytest.raises(UserError, match=r"value_model: all its weights are frozen; call requires_grad_\(True\) on it"):
         trainer(policy, value_model=classifier("tiny-llama").requires_grad_(False))
     with pytest.raises(UserError, match="reward: None is no reward model, nor a function"):

@@ -73,11 +73,16 @@ def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path, monkeypatch):
     needed = float(text.split("needs about ")[1].split(" ")[0])
     assert 112 < needed < 118  # the process itself is there too
     assert "but 24.0 GiB are free" in text
-    assert "set lora_r 16, or set optimizer adafactor, or shard it by ZeRO-3 (docs/clusters.md)" in text
+    assert "set lora_r 16, or set optimizer adafactor or adamw_8bit, or shard it by ZeRO-3 (docs/clusters.md)" in text
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(memory.Memory, "free", lambda _: 200 * GIB)
     with pytest.raises(UserError, match="weights"):  # it fits; then the missing weights are an error
         run_sft(SFTConfig(**settings))
+    monkeypatch.setattr(memory.Memory, "free", lambda _: 8 * GIB)
+    with pytest.raises(UserError, match=r"about 1[23]\.. GiB.*set load_in_4bit true"):  # 6.74 billion x 2 bytes
+        run_sft(SFTConfig(**settings, lora_r=16))
+    with pytest.raises(UserError, match="its weights"):  # 6.48 billion x 4.13 bits, 0.26 billion x 2 bytes
+        run_sft(SFTConfig(**settings, lora_r=16, load_in_4bit=True))
 
 
 def test_free_memory_is_what_is_left_and_what_is_held(make_run, monkeypatch):

@@ -177,7 +177,7 @@ def test_mistakes_are_value_errors(make_trainer, models, prompts, folder):
         with pytest.raises(ValueError, match=message):
             make_trainer(**arguments)
     models["model"].lm_head.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.uint8), requires_grad=False)
-    with pytest.raises(ValueError, match="load it without `quantization_config`"):
+    with pytest.raises(ValueError, match="is quantized, so its weights cannot be trained: give a `peft_config`"):
         make_trainer()
 
 
