@@ -32,6 +32,8 @@ OTHER_STAGES = {
         "align.commands.sample:SampleConfig:sample_command",
         "model",
     ),
+    "score": Stage("add scores to a file of answers", "align.extras.score:ScoreConfig:run_score", "file"),
+    "serve": Stage("serve a reward model over HTTP", "align.extras.serve:ServeConfig:run_serve", "model"),
     "chat": Stage("chat with one or two models in the terminal", "align.commands.chat:ChatConfig:run_chat", "model"),
     "loop": Stage("run rounds of sampling, labeling, reward modeling and PPO", "align.extras.loop:LoopConfig:run_loop"),
     "plan": Stage("estimate time and memory of training", "align.extras.plan:PlanConfig:run_plan"),

@@ -77,6 +77,11 @@ def field_columns(sources: str | Path) -> set[str]:
     return {field for source in split_sources(sources) for field in _split_options(source)[1]} - set(PART_OPTIONS)
 
 
+def column_names(source: str) -> dict[str, str]:
+    """The columns that the options of one source read as fields, by field."""
+    return {field: column for field, column in _split_options(source)[1].items() if field not in PART_OPTIONS}
+
+
 def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
     missing = f"{name}: no such file or folder"
     if not HUB_NAME.fullmatch(name) or name.lower().endswith((*ENDINGS, TEXT_ENDING, *OTHER_ENDINGS)):

@@ -38,6 +38,7 @@ from align.models.roles import REWARD_ADAPTER
 from align.ppo.config import PPOConfig
 from align.ppo.flops import RoleFlopsProfiles, phase_flops
 from align.reward.config import RewardConfig
+from align.reward.remote import is_url
 from align.reward.train import example_flops as ranking_flops
 from align.runtime.distributed import compute_dtype
 from align.runtime.flops import PEAKS, peak_flops
@@ -152,7 +153,8 @@ class Layout(NamedTuple):
 
     name: str
     launcher: str
-    needed: int
+    needed: int | None
+    """None: not supported, as a quantized base with ZeRO-3."""
 
 
 def run_plan(config: PlanConfig) -> None:
@@ -239,12 +241,13 @@ def memory_table(stages: Sequence[StageWork], gpu: str, gpus: int) -> str:
     for stage in stages:
         ways = layouts(stage, gpu, gpus)
         usable = USABLE * find_device(gpu, compute_dtype(stage.config.dtype)).memory
-        chosen = next((layout for layout in ways if layout.needed <= usable), None)  # the simplest that fits
+        fitting = (layout for layout in ways if layout.needed is not None and layout.needed <= usable)
+        chosen = next(fitting, None)  # the simplest that fits
         advice = "no configuration fits; use more devices, LoRA or a smaller model"
         if chosen:
             advice = f"use configs/accelerate/{chosen.launcher} with num_processes {gpus}"
         lines.append(f"{stage.name}: {advice}")
-        rows.append([stage.name, *(f"{layout.needed / GIB:.2f}" for layout in ways)])
+        rows.append([stage.name, *("-" if layout.needed is None else f"{layout.needed / GIB:.2f}" for layout in ways)])
     table = _table(["stage", *(name for name, _, _ in placements(gpu, gpus))], rows)
     return "\n".join([f"GiB per {gpu}, without activations", table, *lines])
 
@@ -289,10 +292,13 @@ def placements(gpu: str, devices: int) -> list[tuple[str, str, Sharding]]:
 
 def layouts(work: StageWork, gpu: str, devices: int) -> list[Layout]:
     """Compute the bytes per device of each placement of a stage."""
-    return [
-        Layout(name, launcher, resident_memory(work.config.optimizer, work.trained, work.weights, sharding).total)
-        for name, launcher, sharding in placements(gpu, devices)
-    ]
+
+    def needed(sharding: Sharding) -> int | None:
+        if work.config.quantization and sharding.stage == 3:
+            return None
+        return resident_memory(work.config.optimizer, work.trained, work.weights, sharding).total
+
+    return [Layout(name, launcher, needed(sharding)) for name, launcher, sharding in placements(gpu, devices)]
 
 
 # ------------------------------------------------------------------------------------------------- FLOPs of stages
@@ -355,7 +361,8 @@ def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone
     encoded = encode_prompts(config.prompts, loaded, limits, config.skip_bad_rows)
     prompts, _ = split_by_opening(encoded, config.validation_split)
-    policy, rewards = flops_profile(backbone, loaded.adapter), [_reward_model(name, loaded) for name in config.reward_model]
+    local = [name for name in config.reward_model if not is_url(name)]
+    policy, rewards = flops_profile(backbone, loaded.adapter), [_reward_model(name, loaded) for name in local]
     separate = config.critic == "separate"
     profiles = RoleFlopsProfiles(
         policy=policy,

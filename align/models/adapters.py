@@ -71,7 +71,7 @@ def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.
 
 def match_dtype(peft_model: PeftModel, adapter: str) -> None:
     """Give an adapter on a quantized base the base's number format; PEFT leaves it in float32."""
-    model = peft_model.get_base_model()
+    model = cast(PreTrainedModel, peft_model.get_base_model())
     if quantization_of(model.config):
         for weight in adapter_parameters(model, adapter).values():
             weight.data = weight.data.to(model.dtype)

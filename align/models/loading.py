@@ -49,7 +49,6 @@ from align.models.quantization import (
     dequantized,
     prepare_quantized,
     quantization_of,
-    quantized_as,
     require_adapter,
 )
 from align.models.vocabulary import require_rows, require_vocabulary, require_vocabulary_of, rows_of_texts, vocabulary_rows
@@ -135,15 +134,14 @@ def load_whole(
 
 
 def print_other_base(folder: str, model: PreTrainedModel) -> None:
-    """Print a line if the base of an adapter has another format than the one that it was trained on."""
+    """Print a line if an adapter was trained on a quantized base, and its base here has another format."""
     trained_on, quantization = adapter_quantization(folder), quantization_of(model.config)
-    if trained_on == quantization:
+    if not trained_on or trained_on == quantization:
         return
-    flag = "load_in_8bit true" if trained_on == "int8" else "load_in_4bit true" if trained_on else ""
-    advice = f"set {flag}" if flag else "leave out load_in_4bit and load_in_8bit"
+    flag = "load_in_8bit" if trained_on == "int8" else "load_in_4bit"
     print_once(
-        f"warning: adapter '{folder}' was trained on a base that was {quantized_as(trained_on)}, and this one is "
-        f"{quantized_as(quantization)}: its outputs change; {advice} for the base of its training"
+        f"warning: adapter '{folder}' was trained on a {trained_on} base, but its base is {quantization or 'not quantized'} "
+        f"here, which changes its outputs; set {flag} true"
     )
 
 

@@ -96,7 +96,7 @@ def quantize_on_meta(model: PreTrainedModel, quantization: str, dtype: torch.dty
     from transformers.integrations import replace_with_bnb_linear
 
     settings = quantization_settings(quantization, dtype)
-    kept = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    kept = HfQuantizer.get_modules_to_not_convert(model, None, list(model._keep_in_fp32_modules or ()))
     before = {name: layer.bias for name, layer in model.named_modules() if isinstance(getattr(layer, "bias", None), Tensor)}
     replace_with_bnb_linear(model, kept, settings)
     for name, bias in before.items():  # the new layers' are in float32
@@ -132,7 +132,7 @@ def _weight_only_class(bnb: Any) -> type[nn.Module]:
     if not _weight_only:
         from bitsandbytes.autograd._functions import MatMul8bitFp
 
-        class WeightOnlyLinear8bit(bnb.nn.Linear8bitLt):  # type: ignore[misc,name-defined]
+        class WeightOnlyLinear8bit(bnb.nn.Linear8bitLt):  # type: ignore[misc]
             """x [.., in] times int8 weights [out, in] with a scale for each row."""
 
             def forward(self, x: Tensor) -> Tensor:
@@ -140,7 +140,8 @@ def _weight_only_class(bnb: Any) -> type[nn.Module]:
                 if self.weight.CB is not None:
                     self.init_8bit_state()
                 bias = None if self.bias is None else self.bias.to(x.dtype)
-                return cast(Tensor, MatMul8bitFp.apply(x, self.weight, None, bias, self.state))
+                product: Tensor = MatMul8bitFp.apply(x, self.weight, None, bias, self.state)  # type: ignore[no-untyped-call]
+                return product
 
         _weight_only.append(WeightOnlyLinear8bit)
     return _weight_only[0]
@@ -154,7 +155,7 @@ def dequantized_weight(layer: nn.Module) -> Tensor:
         return cast(Tensor, load_bitsandbytes().functional.dequantize_4bit(weight.data, state))
     if weight.dtype == torch.int8:
         scales: Tensor = weight.SCB if weight.SCB is not None else layer.state.SCB  # type: ignore[union-attr,assignment]
-        return weight.data.float() * scales.float().unsqueeze(1).mul(1.0 / 127.0)
+        return cast(Tensor, weight.data.float() * scales.float().unsqueeze(1).mul(1.0 / 127.0))
     return cast(Tensor, weight.data)
 
 
@@ -175,21 +176,17 @@ def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     buffers = dict(model.named_buffers(remove_duplicate=False))
     stored = plain.state_dict().keys()
     plain.load_state_dict({name: value for name, value in (weights | buffers).items() if name in stored}, assign=True)
-    for name, value in buffers.items():  # rotary frequencies are no part of a state
+    for name, buffer in buffers.items():  # rotary frequencies are no part of a state
         path, _, leaf = name.rpartition(".")
         if name not in stored:
-            plain.get_submodule(path).register_buffer(leaf, value, persistent=False)
+            plain.get_submodule(path).register_buffer(leaf, buffer, persistent=False)
     names: dict[int, str] = {}
-    for name, value in model.named_parameters(remove_duplicate=False):
+    for name, weight in model.named_parameters(remove_duplicate=False):
         path, _, leaf = name.rpartition(".")
-        first = names.setdefault(id(value), name)  # of the weights that are tied in `model`
+        first = names.setdefault(id(weight), name)  # of the weights that are tied in `model`
         setattr(plain.get_submodule(path), leaf, plain.get_parameter(first))
     plain.all_tied_weights_keys = dict(model.all_tied_weights_keys)
     plain.config.dtype = dtype
     plain.generation_config = model.generation_config
-    return plain.eval()
-
-
-def quantized_as(quantization: str) -> str:
-    """Return words for a format in a message."""
-    return f"quantized ({quantization})" if quantization else "not quantized"
+    plain.eval()
+    return plain

@@ -11,13 +11,16 @@ from transformers import PreTrainedModel
 
 from align.batches.encoding import decoded_turn
 from align.core.errors import UserError
+from align.data.records import Conversation
 from align.models.adapters import add_adapter, changes_base
 from align.models.backbone import flops_profile, is_prefix_lm
-from align.models.folders import base_of, reads_prompts_whole
+from align.models.folders import adapter_quantization, base_of, reads_prompts_whole
 from align.models.heads import ScalarHead
-from align.models.loading import LoadedModel, load_tokenization
+from align.models.loading import LoadedModel, load_tokenization, print_other_base
+from align.models.quantization import quantization_of
 from align.models.roles import REWARD_ADAPTER, Roles
 from align.models.vocabulary import require_rows, rows_of_texts, vocabulary_rows
+from align.ppo.reward_functions import WeightedFunction
 from align.reward.checkpoint import (
     REWARD,
     HeadType,
@@ -28,6 +31,7 @@ from align.reward.checkpoint import (
     reward_that_reads_ids_of,
     scorer_folder,
 )
+from align.reward.remote import RemoteRewardModel, is_url
 from align.reward.scoring import RewardModelScorer
 from align.tokenization import ConversationError, Tokenization
 from align.tokenization.encoded import EncodedPrompt
@@ -47,6 +51,9 @@ def can_share_base(folder: str, policy: LoadedModel, kind: HeadType = REWARD) ->
         return False
     base, is_adapter = base_of(folder)
     same_base = is_adapter and Path(base).resolve() == Path(policy.base).resolve()
+    quantization = quantization_of(policy.backbone.model.config)
+    # A quantized run quantizes every base; an adapter that was trained on a quantized base is not put on another one.
+    same_base = same_base and (bool(quantization) or not adapter_quantization(folder))
     assert policy.backbone.peft is not None
     same_base = same_base and not any(map(changes_base, policy.backbone.peft.peft_config.values()))
     same_base = same_base and not changes_base(PeftConfig.from_pretrained(folder))
@@ -71,6 +78,7 @@ def load_reward_adapter(
 ) -> RewardAdapter:
     """Load a reward adapter onto the policy's base, where it is called `adapter`."""
     head, mean = load_head(folder, policy.backbone, kind)
+    print_other_base(folder, policy.backbone.model)
     add_adapter(policy.backbone, folder, adapter)
     return RewardAdapter(head.requires_grad_(False), mean, adapter)
 
@@ -99,6 +107,7 @@ def load_source(
     adapter: str = REWARD_ADAPTER,
     kind: HeadType = REWARD,
     chat_template: str = "auto",
+    quantization: str = "",
 ) -> RewardSource:
     """Load a model with a scalar head: as an adapter on the policy's base if possible, else as a separate model.
 
@@ -106,6 +115,7 @@ def load_source(
         dtype: number format of a model that is given by name.
         adapter: its name on the policy's base.
         chat_template: the policy's, for a classifier without a template.
+        quantization: of a separate model that is given by name.
 
     Raises:
         UserError: if it is not of that kind.
@@ -116,7 +126,24 @@ def load_source(
     folder = scorer_folder(model)
     if can_share_base(folder, policy, kind):
         return RewardSource(folder, adapter_on_policy=load_reward_adapter(folder, policy, adapter, kind))
-    return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind))
+    return RewardSource(folder, loaded=load_reward_model(folder, dtype, chat_template, kind, quantization))
+
+
+def split_remote(
+    models: Sequence[RewardModelLike], policy: LoadedModel
+) -> tuple[list[RewardModelLike], list[WeightedFunction]]:
+    """Separate the models of this machine from those behind a URL, which are called as reward functions."""
+    chat = policy.tokenization.chat
+
+    def render(conversation: Conversation, text: str) -> tuple[str, str]:
+        answer: Conversation = ({"role": "assistant", "content": text},)
+        return chat.render(conversation, generation_prompt=True), chat.render(
+            (*conversation, *answer), generation_prompt=False
+        )
+
+    urls = [model for model in models if isinstance(model, str) and is_url(model)]
+    remote = [WeightedFunction("remote", 1.0, RemoteRewardModel(url, render), url) for url in urls]
+    return [model for model in models if not (isinstance(model, str) and is_url(model))], remote
 
 
 def make_scorer(

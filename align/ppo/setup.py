@@ -29,9 +29,10 @@ from align.ppo.records import Experience, ExperienceBatch, RoleOutputs, Rollout,
 from align.ppo.reward_functions import WeightedFunction
 from align.ppo.rewards import MissingEos, Rewards
 from align.ppo.rollout import plan_minibatch, prompts_of_update, shuffled_minibatches
-from align.ppo.scoring_models import RewardSource, load_source, make_scorer
+from align.ppo.scoring_models import RewardSource, load_source, make_scorer, split_remote
 from align.ppo.value_regression import ValueRegression
 from align.reward.checkpoint import require_reward_model
+from align.reward.remote import RemoteRewardModel, is_url
 from align.reward.scoring import RewardModelScorer
 from align.runtime.distributed import max_across_processes
 from align.runtime.sharding import full_numel, place_frozen_model, sharded_loading
@@ -118,13 +119,21 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
     all_prompts, missing_eos = [*prompts, *held_out], MissingEos(config.missing_eos_penalty, config.missing_eos_score)
     # Models: the policy with its critic and all adapters in one module, a reference, and separate reward models.
     context = training_context(config, run, policy, prompts, all_prompts, missing_eos)
+    models, remote = split_remote(inputs.reward_models, policy)
     with sharded_loading(run.accelerator):
         reference, value_model = reference_and_value_model(
             policy, inputs, all_prompts, length, config.gradient_checkpointing, config.has_critic
         )
         sources = [
-            load_source(model, policy, config.dtype, f"{REWARD_ADAPTER}_{number}", chat_template=config.chat_template)
-            for number, model in enumerate(inputs.reward_models, 1)
+            load_source(
+                model,
+                policy,
+                config.dtype,
+                f"{REWARD_ADAPTER}_{number}",
+                chat_template=config.chat_template,
+                quantization=config.quantization,
+            )
+            for number, model in enumerate(models, 1)
         ]
         for extension in extensions:
             extension.load(context)
@@ -152,7 +161,7 @@ def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
         roles=roles,
         sampler=sampler,
         sampling=sampling,
-        rewards=combined_rewards(config, scorers, inputs.functions, run.accelerator, extensions),
+        rewards=combined_rewards(config, scorers, [*inputs.functions, *remote], run.accelerator, extensions),
         missing_eos=missing_eos,
         prompts=prompts,
         validation=held_out,
@@ -263,7 +272,9 @@ def require_rewards(inputs: PPOInputs) -> None:
             f"{PPOConfig.first_run}"
         )
     for model in inputs.reward_models:
-        if isinstance(model, str):
+        if isinstance(model, str) and is_url(model):
+            RemoteRewardModel(model).check()
+        elif isinstance(model, str):
             require_reward_model(model)
 
 

@@ -121,15 +121,18 @@ class RewardModelScorer:
 
     @classmethod
     def from_loaded(
-        cls, reward: LoadedReward, policy: Tokenization, accelerator: Accelerator, budget: int
+        cls, reward: LoadedReward, policy: Tokenization | None, accelerator: Accelerator, budget: int
     ) -> "RewardModelScorer":
-        """Make the scorer of a loaded reward model, for responses of a policy with the tokenization `policy`."""
+        """Make the scorer of a loaded reward model, for responses of a policy with the tokenization `policy`.
+
+        None: for texts of unknown origin, which it tokenizes itself.
+        """
         loaded = reward.loaded
         profile = flops_profile(loaded.backbone, loaded.adapter)
         module = place_frozen_model(reward.model, accelerator)
-        alike = reads_ids_of(reward, policy) and not reward.reads_whole_turns
+        alike = policy is not None and reads_ids_of(reward, policy) and not reward.reads_whole_turns
         own = None if alike else loaded.tokenization
-        known = knows_tokens_of(loaded.tokenization, policy)
+        known = policy is not None and knows_tokens_of(loaded.tokenization, policy)
         return cls(
             module=module,
             mean=reward.mean,
@@ -140,7 +143,7 @@ class RewardModelScorer:
             tokenization=own,
             reads_whole_turns=reward.reads_whole_turns,
             reads_given_ids=known,
-            end_id=policy.end_id if reward.scores_at_end else None,
+            end_id=(policy or loaded.tokenization).end_id if reward.scores_at_end else None,
         )
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:

@@ -45,7 +45,7 @@ def full_nbytes(weight: Tensor) -> int:
     count = full_numel(weight)
     kind = type(weight).__name__
     if kind == "Params4bit":
-        blocks = -(-count // weight.blocksize)  # type: ignore[attr-defined]
+        blocks = -(-count // int(weight.blocksize))  # type: ignore[attr-defined]
         # A scale of 4 bytes for each block; or of 1 byte, and 4 bytes for each 256 of them.
         scales = blocks + 4 * -(-blocks // 256) if weight.compress_statistics else 4 * blocks  # type: ignore[attr-defined]
         return -(-count // 2) + scales

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from align import cli
 from align.core.errors import UserError
 from align.core.settings import OptimizationConfig
+from align.models.folders import load_weights
 from align.training.optimizer import build_optimizer, complete_groups
 from tests.files import ROOT, metrics_of, read_rows, write_rows
 
@@ -87,10 +88,17 @@ def test_every_stage_trains_resumes_and_answers_on_a_quantized_base(model, bits,
             assert first["rewards"] == pytest.approx(second["rewards"], abs=1e-3)
 
 
-def test_a_separate_reward_model_is_quantized_like_the_policy(data, capsys):
+def test_a_separate_reward_model_is_quantized_like_the_policy(data, monkeypatch):
     reward = run("reward", "tiny-gpt2", data / "reward")
+    formats = []
+
+    def recorded(source, dtype, quantization=""):
+        formats.append(quantization)
+        return load_weights(source, dtype, quantization)
+
+    monkeypatch.setattr("align.models.loading.load_weights", recorded)
     run("ppo", "tiny-llama", data / "ppo", "--load_in_4bit", "true", "--reward_model", str(reward))
-    assert "quantized (nf4-double)" in capsys.readouterr().err
+    assert formats == ["nf4-double"] * 2, "the policy, and the reward model of another architecture"
     adapter = data / "ppo" / "model" / "adapter_config.json"
     assert json.loads(adapter.read_text())["r"] == 2
 

@@ -31,11 +31,11 @@ class AttributeScorer:
     """An attribute model of either form. Encodes each response once for all attributes.
 
     Args:
-        policy: the tokenization of the model that writes the responses.
+        policy: the tokenization of the model that writes the responses; None: they are texts of unknown origin.
         budget: padded tokens that are read at once.
     """
 
-    def __init__(self, folder: str, dtype: str, policy: Tokenization, accelerator: Accelerator, budget: int) -> None:
+    def __init__(self, folder: str, dtype: str, policy: Tokenization | None, accelerator: Accelerator, budget: int) -> None:
         model: AttributeModel | GenerativeModel
         self.heads, self.questions = heads_of(folder), None
         if form_of(folder) == "generative":
@@ -44,10 +44,11 @@ class AttributeScorer:
             model = GenerativeModel(loaded.backbone, self.questions).eval().requires_grad_(False)
         else:
             model, loaded = load_attribute_model(folder, dtype)
-        tokenization, known = loaded.tokenization, knows_tokens_of(loaded.tokenization, policy)
+        tokenization = loaded.tokenization
+        known = policy is not None and knows_tokens_of(tokenization, policy)
         profile = flops_profile(loaded.backbone, loaded.adapter)
         self.module = place_frozen_model(model, accelerator)
-        reads = None if tokenization.reads_alike(policy) else tokenization
+        reads = None if policy is not None and tokenization.reads_alike(policy) else tokenization
         place = (loaded.backbone, accelerator, budget, profile)
         self.scorer = RewardModelScorer(self.module, 0.0, *place, reads, reads_given_ids=known)
 
