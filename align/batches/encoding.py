@@ -11,7 +11,7 @@ from align.batches.mixtures import Data, data_name, split_prefix
 from align.core.errors import UserError, counted
 from align.data.conversation import user_turn
 from align.data.formats import kind_name
-from align.data.readers import read_records, report_single, scan_rows, warn_of_bad_rows
+from align.data.readers import report_single, scan_records, scan_rows, warn_of_bad_rows
 from align.data.records import Conversation, Demonstration, Prompt, Ranking, Record, ranks_from_scores
 from align.data.sources import SourceRow
 from align.models.loading import LoadedModel
@@ -189,13 +189,20 @@ def _within_limits(
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    """Yield the records of a file or in memory."""
-    records, prefix = split_prefix(data)
-    if isinstance(records, str):
-        loaded_records: Iterable[R] = read_records(records, kind, skip_bad_rows=skip_bad_rows, token_ids=True)
+    """Yield the records of a file, or those in memory, without judgments that a lead's decision overruled.
+
+    A record without an id gets the number of its row.
+    """
+    source, prefix = split_prefix(data)
+    if isinstance(source, str):
+        records = scan_records(source, kind, skip_bad_rows=skip_bad_rows, token_ids=True, number_rows=True).records
     else:
-        loaded_records = _records_in_memory(records, kind)
-    for record in loaded_records:
+        records = _records_in_memory(source, kind)
+    valid = [record for record in records if not getattr(record, "overruled", None)]
+    overruled = len(records) - len(valid)
+    if overruled and os.environ.get("RANK", "0") == "0":
+        logger.warning("%s: left out %s overruled by leads", data_name(data), counted(overruled, kind_name(kind)))
+    for record in valid:
         yield _with_prefix(record, prefix) if prefix else record
 
 
@@ -205,7 +212,7 @@ def _records_in_memory(data: Any, kind: type[R]) -> Sequence[R]:
         remedy = "pass a list of rows, or one split of a DatasetDict, such as data['train']"
         raise UserError(f"{source}: is a {type(data).__name__}, not a sequence of rows; {remedy}")
     rows = (SourceRow(f"{source}: item {number}", _row_of(item)) for number, item in enumerate(data, start=1))
-    scanned = scan_rows(rows, kind, stop_at_bad=True)
+    scanned = scan_rows(rows, kind, stop_at_bad=True, number_rows=True)
     report_single(scanned, source)
     return scanned.records
 

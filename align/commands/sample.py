@@ -107,10 +107,10 @@ def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them. Return the output path.
 
     A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `finish_reason` [n] (`stop`, or
-    `length` for a response that was cut at `max_new_tokens`), `id`, and `category` if the prompt has one. Scoring models add
-    fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]), and an attribute model `attributes` (by
-    name, [n]). Responses are in the order of sampling. If `attributes.filter` leaves none, the row has `fallback`, or the
-    prompt is omitted.
+    `length` for a response that was cut at `max_new_tokens`), `id` (the prompt's, or the number of its row), and `category`
+    if the prompt has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]),
+    and an attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If `attributes.filter` leaves
+    none, the row has `fallback`, or the prompt is omitted.
     """
     target = Path(config.output)
     if target.exists():
@@ -165,7 +165,7 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
             rows.append(None)
             continue
         saved += [candidates[number] for number in kept]
-        row: Row = {"id": prompt.id or str(place + 1), "prompt": to_json(prompt.conversation)}
+        row: Row = {"id": prompt.id, "prompt": to_json(prompt.conversation)}
         row["responses"] = [candidates[number].text for number in kept] or [config.fallback]
         row["model"] = config.model * len(kept) or ["fallback"]  # without scores
         row["finish_reason"] = ["stop" if candidates[number].ended else "length" for number in kept] or ["stop"]

@@ -119,6 +119,13 @@ def check_optional_text(value: object, field: str) -> str | None:
     return None if value is None else check_text(value, field)
 
 
+def check_optional_bool(value: object, field: str) -> bool | None:
+    """Return a truth value, or None if it is missing."""
+    if value is not None and not isinstance(value, bool):
+        raise field_error(field, f"is {short_repr(value)}", "use true or false, or leave it out")
+    return value
+
+
 def check_id(value: object) -> str | None:
     """An id, kept as text; a whole number is accepted because many data sets number their rows."""
     if isinstance(value, int) and not isinstance(value, bool):

@@ -82,6 +82,7 @@ def _pair_ranking(row: Row, prompt: object, chosen: object, rejected: object, *,
             margin=row.get("margin"),
             labeler=row.get("labeler"),
             finish_reason=row.get("finish_reason"),
+            overruled=row.get("overruled"),
             **id_and_category(row),
         )
     ]

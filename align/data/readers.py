@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -45,14 +45,17 @@ class Scan(Generic[R]):
     single: int = 0
 
 
-def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = False) -> Scan[R]:
-    """Convert rows to records. With `stop_at_bad`, the first bad row raises a UserError."""
+def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = False, number_rows: bool = False) -> Scan[R]:
+    """Convert rows to records. With `stop_at_bad`, the first bad row raises a UserError.
+
+    With `number_rows`, a record without an id gets the number of its row. Numbers start from 1 and count bad rows.
+    """
     scanned: Scan[R] = Scan()
     rated: list[RatedAnswer] = []
     for where, row in rows:
         scanned.rows += 1
         if isinstance(row, kind):
-            scanned.records.append(row)
+            scanned.records.append(_numbered(row, scanned.rows) if number_rows else row)
             continue
         try:
             layout, records = convert_row(row, kind, scanned.unused)
@@ -63,10 +66,15 @@ def scan_rows(rows: Iterable[SourceRow], kind: type[R], *, stop_at_bad: bool = F
         else:
             scanned.formats[layout.name] += 1
             rated.extend(record for record in records if isinstance(record, RatedAnswer))
-            scanned.records.extend(record for record in records if isinstance(record, kind))
+            of_kind = [record for record in records if isinstance(record, kind)]
+            scanned.records += [_numbered(record, scanned.rows) for record in of_kind] if number_rows else of_kind
     rankings, scanned.single = rank_ratings(rated)
     scanned.records.extend(ranking for ranking in rankings if isinstance(ranking, kind))
     return scanned
+
+
+def _numbered(record: R, number: int) -> R:
+    return record if record.id is not None else replace(record, id=str(number))  # type: ignore[type-var]  # a dataclass
 
 
 def read_records(
@@ -95,10 +103,20 @@ def read_records(
 
 
 def scan_records(
-    source: str | os.PathLike[str], kind: type[R], *, skip_bad_rows: bool, split: str = "train", token_ids: bool = False
+    source: str | os.PathLike[str],
+    kind: type[R],
+    *,
+    skip_bad_rows: bool,
+    split: str = "train",
+    token_ids: bool = False,
+    number_rows: bool = False,
 ) -> Scan[R]:
-    """Read the records of a source with counts and problems. Arguments and errors as in `read_records`."""
-    scanned = scan_rows(iter_rows(os.fspath(source), split), kind, stop_at_bad=not skip_bad_rows)
+    """Read the records of a source with counts and problems.
+
+    Arguments and errors are those of `read_records` and `scan_rows`.
+    """
+    rows = iter_rows(os.fspath(source), split)
+    scanned = scan_rows(rows, kind, stop_at_bad=not skip_bad_rows, number_rows=number_rows)
     require_records(scanned, source, kind)
     require_used_columns(str(source), scanned)
     report_single(scanned, str(source))

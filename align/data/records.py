@@ -24,6 +24,7 @@ from align.data.fields import (
     check_flags,
     check_id,
     check_margin,
+    check_optional_bool,
     check_optional_text,
     check_preferences,
     check_row,
@@ -207,6 +208,7 @@ class Ranking(Record):
         flags: names for the whole ranking, or a tuple of names for each response.
         model: which model wrote each response [K].
         finish_reason: why each response [K] ended, see `is_cut`; None: all are complete.
+        overruled: true if a lead's decision on the same item replaces the ranking. Training leaves it out.
     """
 
     prompt: Conversation
@@ -219,6 +221,7 @@ class Ranking(Record):
     flags: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     model: tuple[str, ...] | None = None
     finish_reason: tuple[str, ...] | None = None
+    overruled: bool | None = None
     id: str | None = None
     category: str | None = None
     needed: ClassVar = {
@@ -247,6 +250,7 @@ class Ranking(Record):
             flags=None if self.flags is None else check_flags(self.flags, count),
             model=None if self.model is None else check_texts(self.model, "model", count),
             finish_reason=None if self.finish_reason is None else check_texts(self.finish_reason, "finish_reason", count),
+            overruled=check_optional_bool(self.overruled, "overruled"),
         )
 
     @property
@@ -325,6 +329,7 @@ class RuleJudgment(Record):
         verdict: violates, unsure or follows.
         labeler: who judged.
         decision: whether a lead made it, whose verdict counts instead of the labelers'.
+        overruled: true if a lead's decision replaces it. Training leaves it out.
         note: the labeler's comment; may be empty.
         model: which model wrote the response, if known.
     """
@@ -335,6 +340,7 @@ class RuleJudgment(Record):
     verdict: str
     labeler: str | None = None
     decision: bool | None = None
+    overruled: bool | None = None
     note: str | None = None
     model: str | None = None
     id: str | None = None
@@ -344,13 +350,13 @@ class RuleJudgment(Record):
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
             raise field_error("verdict", f"is {short_repr(self.verdict)}", f"use one of {', '.join(VERDICTS)}")
-        if self.decision not in (None, False, True):
-            raise field_error("decision", f"is {short_repr(self.decision)}", "use true or remove the field")
         set_checked(
             self,
             prompt=check_prompt(self.prompt),
             response=check_text(self.response, "response", may_be_empty=True),
             rule=check_text(self.rule, "rule"),
+            decision=check_optional_bool(self.decision, "decision"),
+            overruled=check_optional_bool(self.overruled, "overruled"),
             labeler=check_optional_text(self.labeler, "labeler"),
             note=None if self.note is None else check_text(self.note, "note", may_be_empty=True),
             model=check_optional_text(self.model, "model"),
@@ -367,12 +373,14 @@ class AttributeJudgment(Record):
         response: its text; may be empty, as policies write it.
         attributes: finite numbers by name: 0 or 1 for a yes or no, 1 to 7 for a rating.
         labeler: who judged.
+        overruled: true if a lead's decision replaces it. Training leaves it out.
     """
 
     prompt: Conversation
     response: str
     attributes: Mapping[str, float] = field(hash=False)
     labeler: str | None = None
+    overruled: bool | None = None
     id: str | None = None
     category: str | None = None
     needed: ClassVar = dict.fromkeys(("prompt", "response", "attributes"), "add it")
@@ -384,6 +392,7 @@ class AttributeJudgment(Record):
             response=check_text(self.response, "response", may_be_empty=True),
             attributes=check_attributes(self.attributes),
             labeler=check_optional_text(self.labeler, "labeler"),
+            overruled=check_optional_bool(self.overruled, "overruled"),
         )
 
 

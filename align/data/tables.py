@@ -20,7 +20,8 @@ STRUCTURED = {
     "completions", "labels", "label", "kto_tag", "weight", "train", "helpfulness", "preference_strength",
     "overall_preference", "choice", "better_response_id", "score_0", "score_1", "conversations", "conversation", "history",
     "input_ids", "attention_mask", "tools", "images", "finish_reason", "conversation_a", "conversation_b", "turns", "turn",
-    "data", "annotations", "fields", "preference", "passages", *(name for pair in SCORES for name in pair),
+    "data", "annotations", "fields", "preference", "passages", "decision", "overruled",
+    *(name for pair in SCORES for name in pair),
 }  # fmt: skip
 """Fields whose cells contain JSON: numbers, booleans, lists, objects."""
 TURNS = frozenset(("prompt", "completion", "chosen", "rejected"))

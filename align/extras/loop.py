@@ -123,8 +123,8 @@ class Loop:
         return read_json_lines(target)
 
     def _split(self, number: int, folder: Path) -> dict[str, Any]:
-        """Hold out some prompts with all their rankings. Drop fully tied rankings."""
-        read = read_records(folder / "rankings.jsonl", Ranking)
+        """Hold out some prompts with all their rankings. Drop overruled and fully tied rankings."""
+        read = [ranking for ranking in read_records(folder / "rankings.jsonl", Ranking) if not ranking.overruled]
         rows = [(row.id or str(row.prompt), row) for row in read if not row.all_tied]
         if not rows:
             raise UserError(f"round {number}: all {len(read)} rankings are fully tied")

@@ -22,10 +22,11 @@ from annotation_ui.reports.row_files import FORMATS, write_file
 from annotation_ui.store.audit import SHELL, Actor, record
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.store.database import Database
-from annotation_ui.store.schema import Batch, Export, Guideline, Item, Judgment, RuleSet
+from annotation_ui.store.schema import Assignment, Batch, Export, Guideline, Item, Judgment, RuleSet
 from annotation_ui.tasks import TASKS, Json, Task
 
 SKIPS = "skips"  # of all tasks; not for training: why labelers gave items away
+DEMONSTRATIONS = "demonstrations"
 MANIFEST_VERSION = 1
 _FEW = 500  # items that a query names; for more of them, it reads the ids of all
 
@@ -44,8 +45,8 @@ class Selection:
     Attributes:
         record: a key of `records()`.
         aggregated: one row per item instead of one per judgment.
-        since: only judgments made at this time or later (seconds since 1970), or that an undo then made count again;
-            aggregated, only items that have such a judgment, with all of their judgments.
+        since: only judgments made at this time or later (seconds since 1970), those that count again because a later one was
+            undone, and all of an item that a lead decided since; aggregated, all judgments of each item with one of these.
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
@@ -117,10 +118,19 @@ def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJ
     undone = select(Judgment.assignment_id).where(Judgment.kind == "undo", Judgment.created_at >= since)
     again = set(session.scalars(undone)) if since else set()  # an undo made the earlier answer count again
     later = [each for each in wanted if each.judgment.created_at >= since or each.judgment.assignment_id in again]
-    if not selection.aggregated:
-        return later
-    items = {judgment.item.id for judgment in later}  # half of an item's judgments would combine to another answer
-    return [judgment for judgment in wanted if judgment.item.id in items]
+    items = _newly_decided(session, since) if since else set()
+    if selection.aggregated:
+        items |= {judgment.item.id for judgment in later}  # half of an item's judgments would combine to another answer
+    later_ids = {judgment.judgment.id for judgment in later}
+    return [each for each in wanted if each.judgment.id in later_ids or each.item.id in items]
+
+
+def _newly_decided(session: Session, since: float) -> set[int]:
+    """Return the items with a lead's decision that was made, changed or undone since then."""
+    changed = select(Judgment.item_id).join(Assignment, Assignment.id == Judgment.assignment_id)
+    return set(
+        session.scalars(changed.where(Assignment.adjudication, Judgment.created_at >= since, Judgment.kind != "skip"))
+    )
 
 
 def _rows_of_judgments(session: Session, selection: Selection, judgments: list[CurrentJudgment]) -> list[Json]:
@@ -137,11 +147,17 @@ def _skip_row(skip: CurrentJudgment, ids: dict[int, str]) -> Json:
 
 
 def _raw_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
+    """The rows of each answer. A lead's decision is marked, and so are the answers that it overrules.
+
+    No decision overrules a demonstration: that a labeler's ranking does not count says nothing about the answer they wrote.
+    """
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
+        marks = {"decision": True} if judgment.adjudicated else {}
+        if judgment.overruled and selection.record != DEMONSTRATIONS:
+            marks["overruled"] = True
         for row in _records_of_answer(selection.record, task, item, judgment.answer, judgment.rules):
-            decision = {"decision": True} if judgment.adjudicated else {}
-            yield {**row, "labeler": judgment.labeler, **decision, "id": ids[item.id], **_times(selection, judgment)}
+            yield {**row, "labeler": judgment.labeler, **marks, "id": ids[item.id], **_times(selection, judgment)}
 
 
 def _times(selection: Selection, judgment: CurrentJudgment) -> Json:
@@ -159,9 +175,9 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment], ids
     preferences = _preferences(judgments) if selection.preferences else {}
     for group in by_item.values():
         item, task = group[0].item, TASKS[group[0].batch.task]
-        decisions = [judgment for judgment in group if judgment.adjudicated]
-        item_preferences = {} if decisions else preferences.get(item.id, {})  # a decision is certain
-        answers = [judgment.answer for judgment in decisions[-1:] or group]
+        is_decided = any(judgment.adjudicated for judgment in group)
+        item_preferences = {} if is_decided else preferences.get(item.id, {})  # a decision is certain
+        answers = [judgment.answer for judgment in group if not judgment.overruled]
         combined = task.combine(answers)
         for answer in answers if combined is None else [combined]:
             for row in _records_of_answer(selection.record, task, item, answer, group[-1].rules):

@@ -17,6 +17,8 @@ class CurrentJudgment:
 
     Attributes:
         answer: in the item's stored order.
+        adjudicated: whether it is a lead's decision.
+        overruled: whether a lead's decision on the item replaces it. Of several decisions, the last one counts.
         rules: those that the labeler saw.
         guidelines: the number of the version that the labeler's page showed, from 1; None if it is unknown.
     """
@@ -29,6 +31,7 @@ class CurrentJudgment:
     adjudicated: bool
     rules: Sequence[Json] = ()
     guidelines: int | None = None
+    overruled: bool = False
 
 
 def current_judgments(
@@ -36,6 +39,7 @@ def current_judgments(
     tasks: tuple[str, ...],
     batches: Sequence[str] = (),
     *,
+    items: Sequence[int] | None = None,
     skips: bool = False,
 ) -> list[CurrentJudgment]:
     """All judgments that count now, ordered by item and then by the time they were made; or the skips not taken back."""
@@ -53,11 +57,14 @@ def current_judgments(
     )
     if batches:
         query = query.where(Batch.name.in_(batches))
+    if items is not None:
+        query = query.where(Item.id.in_(items))
     rows = session.execute(query).all()
     stored = {judgment.rule_set_id for _, _, judgment, *_ in rows} - {None}
     rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(stored))) if stored else ()
     rules = {rule_set.id: rule_set.content["rules"] for rule_set in rule_sets}
     numbers = guidelines.numbers(session)
+    decisions = {item.id: judgment.id for item, _, judgment, _, adjudicated in rows if adjudicated}  # the last one of each
     return [
         CurrentJudgment(
             item,
@@ -68,6 +75,7 @@ def current_judgments(
             adjudicated,
             rules.get(judgment.rule_set_id or 0, ()),
             numbers.get(judgment.guideline_id or 0),
+            overruled=decisions.get(item.id, judgment.id) != judgment.id,
         )
         for item, batch, judgment, name, adjudicated in rows
     ]

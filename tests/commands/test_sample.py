@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from align import cli
 from align.commands.sample import scorer_of
@@ -56,6 +58,23 @@ def test_sample_writes_rows_for_the_labeling_app(tmp_path, prompts):
         assert row["finish_reason"] == ["length"]  # an untrained model does not end within 12 tokens
         assert isinstance(row["responses"][0], str)
         assert "rewards" not in row
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.sampled_from(["short", "long", "named", "bad"]), min_size=3, max_size=8))
+def test_an_id_is_the_number_of_its_row_whatever_rows_are_left_out(tmp_path_factory, kinds):
+    kinds = [*kinds, "short", *["short"] * kinds.count("long")]  # at least half of the rows must be left
+    folder = tmp_path_factory.mktemp("rows")
+    rows = {
+        "short": {"prompt": "Hi"},
+        "long": {"prompt": "A longer one. " * 40},
+        "named": {"prompt": "Hi", "id": "n"},
+        "bad": {"prompt": 3},
+    }
+    source = write_rows(folder / "prompts.jsonl", [rows[kind] for kind in kinds])
+    written = sampled(folder, source, max_new_tokens=1, overlong="drop", max_prompt_tokens=100, skip_bad_rows="true")
+    expected = [("n" if kind == "named" else str(number), kind) for number, kind in enumerate(kinds, start=1)]
+    assert [row["id"] for row in written] == [name for name, kind in expected if kind in ("short", "named")]
 
 
 def test_answers_that_were_cut_are_learned_without_an_end_token(tmp_path, prompts, capfd):

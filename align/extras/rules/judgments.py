@@ -82,13 +82,13 @@ def collect_judgments(records: Sequence[RuleJudgment]) -> list[JudgedResponse]:
 
 
 def without_overruled(records: Sequence[RuleJudgment]) -> list[RuleJudgment]:
-    """Drop labelers' verdicts on responses and rules that a lead decided."""
+    """Drop overruled verdicts, and labelers' verdicts on responses and rules that a lead decided."""
 
     def asked(row: RuleJudgment) -> tuple[str, str, str]:
         return str(to_json(row.prompt)), row.response, row.rule
 
-    decisions = {asked(row): row for row in records if row.decision}  # the last lead's decision applies
-    return [row for row in records if decisions.get(asked(row), row) is row]
+    decisions = {asked(row): row for row in records if row.decision and not row.overruled}  # the last lead's decision applies
+    return [row for row in records if not row.overruled and decisions.get(asked(row), row) is row]
 
 
 def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], files: Sequence[str]) -> list[JudgedResponse]:

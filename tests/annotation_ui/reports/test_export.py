@@ -9,10 +9,11 @@ from datetime import datetime
 
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from align.batches.encoding import records_of
 from align.cli import main as align_command
 from align.core.errors import UserError
 from align.data.formats import convert_row
@@ -27,7 +28,7 @@ from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.batches import delete_batch
 from annotation_ui.store.schema import Batch, Item, Judgment
-from annotation_ui.tasks import BadInputError
+from annotation_ui.tasks import TASKS, BadInputError
 from annotation_ui.tasks.judge_rules import verdict_attributes
 from annotation_ui.tasks.rankings import ranking_attributes
 from tests.annotation_ui.running import add_batch, add_users, do, rank_rows, read, stored
@@ -378,6 +379,86 @@ def test_any_is_yes_with_one_yes_and_no_only_if_all_were_answered_no(verdicts):
     wanted = 1 if "violates" in verdicts else 0 if set(verdicts) == {"follows"} else None
     assert row["attributes"].get("unsafe") == wanted
     assert row["attributes"]["gate"] == 1
+
+
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # each example fills a database
+RANKS = st.lists(st.integers(1, 3), min_size=3, max_size=3).map(lambda ranks: [sorted({*ranks}).index(r) + 1 for r in ranks])
+VERDICT = st.sampled_from(["violates", "follows", "unsure"])
+
+
+def decide(judgments, lead, task, item, answer):
+    assignment = judgments.leases.adjudicate(lead, item)
+    shown = TASKS[task].shown(answer, assignment.shown_order)
+    judgments.submit(lead, assignment.id, f"{lead}-{assignment.id}-{secrets.token_hex(4)}", shown, 1)
+
+
+def learned(database, batch, record, kind, **more):
+    """The records that training reads from an export, by id."""
+    found = {}
+    for each in records_of(rows_to_export(database, Selection(record, batches=(batch,), **more)), kind, False):
+        found.setdefault(each.id, []).append(each)
+    return found
+
+
+@settings(max_examples=12, deadline=None, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.lists(RANKS, min_size=2, max_size=2), st.lists(RANKS, max_size=2)), min_size=1, max_size=3))
+def test_training_on_raw_rankings_counts_the_last_decision_of_a_lead_alone(database, judgments, items):
+    """Also if the decision ties responses of which labelers prefer one, or leaves out a rating that a labeler gave."""
+    names = [secrets.token_hex(8) for _ in range(4)]
+    labelers, leads = add_users(database, *names[:2]), add_users(database, *names[2:], role="lead")
+    batch = add_batch(database, rank_rows(len(items), 3), labelers_per_item=2, labelers=tuple(names[:2]))
+    for number, labeler in enumerate(labelers):
+        for votes, _ in items:
+            rated = {"ratings": [4, None, 7], "flags": [["violent"], [], []]}
+            do(judgments, labeler, "rank", {"ranks": votes[number], **rated})
+    ids = dict(zip(rows_in(database, batch), items, strict=True))
+    since = time.time()
+    for item, (_, decisions) in ids.items():
+        for lead, ranks in zip(leads, decisions, strict=False):
+            decide(judgments, lead, "rank", item, {"ranks": ranks})
+    counted = [decisions[-1:] or votes for votes, decisions in items]
+    rankings = learned(database, batch, "rankings", Ranking)
+    assert [[list(each.ranks) for each in found] for found in rankings.values()] == counted
+    pairs = learned(database, batch, "pairs", Ranking)
+    wanted = [
+        sorted((i, j) for ranks in answers for i in range(3) for j in range(3) if ranks[i] < ranks[j]) for answers in counted
+    ]
+    found = [sorted(tuple(int(text[-1]) for text in each.responses) for each in found) for found in pairs.values()]
+    assert found == [each for each in wanted if each]
+    attributes = learned(database, batch, "attributes", AttributeJudgment)
+    for (_, decisions), judged in zip(items, attributes.values(), strict=True):
+        assert any("rating" in each.attributes for each in judged) is not bool(decisions)
+    later = rows_to_export(database, Selection("rankings", batches=(batch,), since=since))
+    assert len(later) == sum(len(votes) + len(decisions) for votes, decisions in items if decisions)
+
+
+@settings(max_examples=12, deadline=None, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(VERDICT, min_size=2, max_size=2), st.lists(VERDICT, max_size=2))
+def test_training_on_raw_verdicts_counts_the_last_decision_of_a_lead_alone(database, judgments, votes, decisions):
+    names = [secrets.token_hex(8) for _ in range(4)]
+    labelers, leads = add_users(database, *names[:2]), add_users(database, *names[2:], role="lead")
+    settings = {"rule_set": own_rules(database), "labelers_per_item": 2, "labelers": tuple(names[:2])}
+    batch = add_batch(database, [("t", {"prompt": "p", "response": "r"})], "rules", **settings)
+    (item,) = rows_in(database, batch)
+
+    def answer(verdict):
+        return {"verdicts": {"a": {"verdict": verdict, "note": ""}}}
+
+    for labeler, verdict in zip(labelers, votes, strict=True):
+        do(judgments, labeler, "rules", answer(verdict))
+    for lead, verdict in zip(leads, decisions, strict=False):
+        decide(judgments, lead, "rules", item, answer(verdict))
+    counted = decisions[-1:] or votes
+    (found,) = learned(database, batch, "rule_judgments", RuleJudgment).values()
+    assert [each.verdict for each in found] == counted
+    value = {"violates": 0, "follows": 1}
+    judged = learned(database, batch, "attributes", AttributeJudgment).get(found[0].id, [])
+    assert [each.attributes for each in judged] == [{"a": value[verdict]} for verdict in counted if verdict in value]
+
+
+def rows_in(database, batch):
+    """The numbers of a batch's items."""
+    return stored(database, select(Item.id).join(Batch, Batch.id == Item.batch_id).where(Batch.name == batch))
 
 
 def test_a_ranking_gives_ratings_and_flags_of_each_response():
