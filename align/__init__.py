@@ -13,3 +13,5 @@ share_cores()
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 # `python -m align.ppo.train` runs a module that its package has imported, which changes nothing here.
 warnings.filterwarnings("ignore", r"'align\.\w+\.train' found in sys\.modules", RuntimeWarning)
+# On a CPU, bitsandbytes warns on import that an optional kernel for 4-bit weights is missing.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -31,6 +31,8 @@ EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 + SIGINT."""
 FROM_ALIGN_LAUNCH = "ALIGN_LAUNCH"
 """Environment variable that `align launch` sets in its processes."""
+REPORT_SECONDS = 30.0
+"""How long a process waits for the first process of its machine to print an error that both have."""
 EXIT_CLOSED_PIPE = 141
 """Exit code when the output pipe was closed (`align ... | head`), as in shells: 128 + SIGPIPE."""
 
@@ -162,27 +164,44 @@ def run_stage(
     program: str | None = None,
 ) -> None:
     """Run a stage with settings from `arguments` or the command line. User errors print one line and exit with code 2."""
+    with one_line_errors():
+        with _reported_once():
+            config = _parse_settings(config_class, sys.argv[1:] if arguments is None else arguments, program)
+        with stopped_by_signals():
+            quiet_libraries()
+            _check_launcher_variables()
+            try:
+                stage(config)
+            except Stopped as stopped:
+                end_process_group("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
+                raise
+            end_process_group()
+
+
+def _parse_settings(config_class: type[Config], words: Sequence[str], program: str | None) -> Config:
     from align.core.settings_parser import parse
 
-    with one_line_errors(), stopped_by_signals():
-        words = sys.argv[1:] if arguments is None else arguments
-        if not words and (needs := getattr(config_class, "needs", "")):
-            first_run = getattr(config_class, "first_run", "")
-            command = (
-                program or f"{'accelerate launch' if 'ACCELERATE_MIXED_PRECISION' in os.environ else 'python'} {sys.argv[0]}"
-            )
-            raise UserError(
-                f"no settings: set {needs}; to try it in a clone of the repository: {command} --config {first_run}"
-            )
-        config = parse(config_class, words, program)
-        quiet_libraries()
-        _check_launcher_variables()
-        try:
-            stage(config)
-        except Stopped as stopped:
-            end_process_group("" if stopped.everywhere else str(stopped), EXIT_STOPPED)
-            raise
-        end_process_group()
+    if not words and (needs := getattr(config_class, "needs", "")):
+        launcher = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in os.environ else "python"
+        raise UserError(
+            f"no settings: set {needs}; to try it in a clone of the repository: "
+            f"{program or f'{launcher} {sys.argv[0]}'} --config {getattr(config_class, 'first_run', '')}"
+        )
+    return parse(config_class, words, program)
+
+
+@contextmanager
+def _reported_once() -> Iterator[None]:
+    """Let the first process of each machine print an error in settings, which is the same in all of them.
+
+    The others wait for the launcher to end them: a process that exits first would end the one that prints.
+    """
+    try:
+        yield
+    except UserError:
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(REPORT_SECONDS)
+        raise
 
 
 def run_unless_finished(stage: Callable[[Any], Path], config: RunConfig) -> Path:
