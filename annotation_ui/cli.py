@@ -1,9 +1,10 @@
-"""`align annotate`: start the labeling app, or work on its database from the shell."""
+"""`align annotate`: start the labeling app, or manage its database from the shell."""
 
 import argparse
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +26,7 @@ from annotation_ui.cli_common import (
 from annotation_ui.cli_users import add_user_commands
 from annotation_ui.reports.export import Selection, export, records
 from annotation_ui.reports.overview import progress
+from annotation_ui.reports.task_facts import read_facts
 from annotation_ui.server.proxy import Peer, proxy_sign_in
 from annotation_ui.server.root_path import checked_root_path
 from annotation_ui.server.services import Settings, make_services
@@ -37,7 +39,7 @@ from annotation_ui.tasks import TASKS, task_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; without one, serve. The exit code is 2 for a user's mistake, which is one line on stderr."""
+    """Run a command (default: serve). A user error is one line on stderr, and the exit code is 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
@@ -58,12 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="align annotate", description=__doc__)
     parser.add_argument("--database", metavar="URL", help="sqlite:///file.db or postgresql://user@host/name")
-    parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="folder of the SQLite file")
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="folder of the SQLite database")
     _add_server_options(parser)
     parser.set_defaults(run=_serve)
     commands = parser.add_subparsers(title="commands")
 
-    serve = commands.add_parser("serve", help="start the app, as without a command; takes the options of the server")
+    serve = commands.add_parser("serve", help="start the app (default); accepts the server options")
     _add_server_options(serve, only_if_given=True)
     add_user_commands(commands)
     _add_batch_commands(commands)
@@ -80,60 +82,62 @@ def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = F
 
     add("--host", "127.0.0.1")
     add("--port", 7860, type=int)
-    add("--lease-minutes", 30, "how long an idle labeler holds an item", type=float)
-    add("--session-hours", 12, "how long an idle labeler stays signed in", type=float)
-    add("--https", False, "behind a proxy that speaks TLS: cookies over https only", action="store_true")
-    add("--root-path", "", "path of a proxy below which the app is served, such as /labels", metavar="PATH")
-    add("--proxy-user-header", "", "header in which a company's proxy names the signed-in user", metavar="NAME")
-    add("--proxy-address", "", "IP address of that proxy; the header does not count from any other", metavar="IP")
+    add("--lease-minutes", 30, "minutes until an idle labeler's item is reassigned", type=float)
+    add("--session-hours", 12, "hours until an idle session ends", type=float)
+    add("--https", False, "send cookies over https only, behind a TLS proxy", action="store_true")
+    add("--root-path", "", "path below which a proxy serves the app, such as /labels", metavar="PATH")
+    add("--proxy-user-header", "", "header in which a proxy names the signed-in user", metavar="NAME")
+    add("--proxy-address", "", "IP address of that proxy; the header is ignored from other addresses", metavar="IP")
 
 
 def _add_batch_commands(commands: Any) -> None:
-    batch = add_command(commands, "import", _import, "make a batch from prompts or samples (JSON Lines)")
+    batch = add_command(commands, "import", _import, "import prompts or samples (JSON Lines) as a batch")
     batch.add_argument("file", type=Path)
     batch.add_argument("--task", choices=tuple(TASKS), required=True)
-    batch.add_argument("--name", help="of the batch (default: the file's name)")
-    batch.add_argument("--labelers-per-item", type=int, default=1, help="labelers for each item")
-    batch.add_argument("--priority", type=int, default=0, help="higher is given out first")
-    batch.add_argument("--labeler", action="append", default=[], help="only for this one (may be given again)")
-    batch.add_argument("--attention-every", type=int, metavar="N", help="one attention item in N items (default: 10)")
-    batch.add_argument("--rules", help="name of a rule set, or a rule file")
+    batch.add_argument("--name", help="batch name (default: the file's name)")
+    batch.add_argument("--labelers-per-item", type=int, default=1, help="labelers per item")
+    batch.add_argument("--priority", type=int, default=0, help="batches with a higher priority come first")
+    batch.add_argument(
+        "--labeler", action="append", default=[], help="assign the batch to this labeler only; may be repeated"
+    )
+    batch.add_argument("--attention-every", type=int, metavar="N", help="one of N items is an attention item (default: 10)")
+    batch.add_argument("--rules", help="rule set: a name or a file")
     for task, setting in task_settings():
         kind: dict[str, Any] = {"action": "store_true"} if setting.kind is bool else {"type": setting.kind}
         batch.add_argument(f"--{setting.name.replace('_', '-')}", help=f"{setting.help} (task {task.name})", **kind)
-    add_command(commands, "batches", _list_batches, "list batches with their progress")
-    add_command(commands, "open-batch", _open_or_close, "give out the items of a batch", "name").set_defaults(open=True)
-    closed = "do not give out the items of a batch"
+    add_command(commands, "batches", _list_batches, "list batches and their progress")
+    add_command(commands, "open-batch", _open_or_close, "open a batch: assign its items", "name").set_defaults(open=True)
+    closed = "close a batch: stop assigning its items"
     add_command(commands, "close-batch", _open_or_close, closed, "name").set_defaults(open=False)
 
 
 def _add_database_commands(commands: Any) -> None:
-    backup = add_command(commands, "backup", _backup, "copy the SQLite database, also while the server runs")
+    backup = add_command(commands, "backup", _backup, "copy the SQLite database, even while the server runs")
     backup.add_argument("file", type=Path)
-    restored = "put a backup in the place of the SQLite database; stop the app first"
+    restored = "replace the SQLite database by a backup; stop the app first"
     add_command(commands, "restore", _restore, restored).add_argument("file", type=Path)
-    add_command(commands, "migrate", _migrate, "bring the database to this version's schema")
+    add_command(commands, "migrate", _migrate, "upgrade the database schema")
 
 
 def _add_export_command(commands: Any) -> None:
-    command = add_command(commands, "export", _export, "write judgments for training, with a manifest")
+    command = add_command(commands, "export", _export, "export judgments and a manifest")
     command.add_argument("record", choices=tuple(records()))
-    command.add_argument("file", type=Path, help="name.jsonl, name.parquet, or name.csv for a spreadsheet")
-    command.add_argument("--aggregated", action="store_true", help="one row for each item instead of one for each labeler")
-    command.add_argument("--since", type=parse_time, metavar="TIME", help="only judgments from then on (ISO 8601)")
-    only = "only this batch (may be given again)"
+    command.add_argument("file", type=Path, help="output file: .jsonl, .parquet, or .csv for spreadsheets")
+    command.add_argument("--aggregated", action="store_true", help="one row per item instead of one per labeler")
+    command.add_argument("--since", type=parse_time, metavar="TIME", help="only judgments since this time (ISO 8601)")
+    only = "only this batch; may be repeated"
     command.add_argument("--batch", dest="batches", metavar="BATCH", action="append", default=[], help=only)
-    command.add_argument("--include-gold", action="store_true", help="gold items too")
-    command.add_argument("--times", action="store_true", help="with the time and the active seconds of each judgment")
+    command.add_argument("--include-gold", action="store_true", help="include items with known answers")
+    command.add_argument("--times", action="store_true", help="add the time and the active seconds of each judgment")
     command.add_argument(
         "--preferences",
         action="store_true",
-        help="with aggregated rankings: how probable each order is, by labelers' reliability (for soft_targets)",
+        help="add preference probabilities to aggregated rankings, for soft_targets",
     )
 
 
 def _check_address(host: str, port: int) -> None:
-    """Refuse an address that cannot be listened on before anything is made or printed."""
+    """Check the address before anything is created or printed."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except (OSError, OverflowError) as error:
@@ -164,6 +168,7 @@ def _serve(options: argparse.Namespace) -> None:
     if password is not None:
         print(f"First start: sign in as  lead  with the password  {password}  (shown only now)", flush=True)
     print(f"Labeling app: http://{options.host}:{options.port}{settings.root_path}", flush=True)
+    threading.Thread(target=read_facts, args=(services.database,), daemon=True).start()  # before a lead opens the page
     uvicorn.run(
         Peer(create_app(services), options.https),
         host=options.host,
@@ -188,7 +193,7 @@ def _open_or_close(options: argparse.Namespace) -> None:
 def _backup(options: argparse.Namespace) -> None:
     file = _file_to_copy(options, "pg_dump")
     if not file.exists():
-        raise UserError(f"there is no database {file}: set --data-dir or --database")
+        raise UserError(f"no database {file}; set --data-dir or --database")
     back_up(file, options.file)
     print(f"{file} copied to {options.file}")
 
@@ -205,7 +210,7 @@ def _file_to_copy(options: argparse.Namespace, program: str) -> Path:
     """The file of the SQLite database; `program` does the same for PostgreSQL."""
     file = sqlite_file(options)
     if file is None:
-        raise UserError(f"only a SQLite database is copied here: use {program} for PostgreSQL")
+        raise UserError(f"only SQLite databases are supported; use {program} for PostgreSQL")
     return file
 
 
@@ -233,7 +238,7 @@ def _import(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     selection = Selection(**{field.name: getattr(options, field.name) for field in fields(Selection)})
     manifest = export(open_database(options, must_exist=True), selection, options.file)
-    print(f"{manifest['rows']} rows in {options.file}; what is in it: {options.file}.manifest.json")
+    print(f"{manifest['rows']} rows in {options.file}; manifest: {options.file}.manifest.json")
 
 
 def _migrate(options: argparse.Namespace) -> None:

@@ -1,80 +1,100 @@
-"""Agreement between labelers. The coefficients come from libraries (krippendorff, statsmodels); their tables are built here.
+"""Agreement between labelers: coefficients of a scale, and how alike two answers are.
 
-A coefficient is None if there is nothing to compare: no shared item, or only one value.
+A unit's values count, not the order of units: coefficients are computed from the number of units with the same values. A
+coefficient is None if there is nothing to compare: no shared item, or only one value.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from itertools import combinations
-from statistics import fmean
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import permutations
+from typing import Any, Literal, NamedTuple
 
-import krippendorff
 import numpy as np
 from statsmodels.stats import inter_rater
 
 from annotation_ui.tasks import Json, Task
 
-Values = Mapping[Hashable, Mapping[str, Any]]  # unit -> labeler -> value
+Level = Literal["nominal", "ordinal"]
+Patterns = Mapping[tuple[Any, ...], int]
+"""The values that labelers gave a unit, sorted -> the number of units with these values."""
 
 
-def krippendorff_alpha(values: Values, level: Literal["nominal", "ordinal"]) -> float | None:
-    """Krippendorff's alpha over the units that at least two labelers gave a value."""
-    labelers = sorted({labeler for by_labeler in values.values() for labeler in by_labeler})
-    units = [by_labeler for by_labeler in values.values() if len(by_labeler) > 1]
-    domain = sorted({value for unit in units for value in unit.values()})
+class Unit(NamedTuple):
+    """The values of a part of an item on one scale (`Task.values`), by labeler."""
+
+    scale: str
+    level: Level
+    values: Mapping[str, Any]
+
+
+def units_of(task: Task, by_labeler: Mapping[str, Json]) -> list[Unit]:
+    """Return the units of one item from its answers."""
+    found: dict[tuple[str, Level, Any], dict[str, Any]] = {}
+    for labeler, answer in by_labeler.items():
+        for scale, level, unit, value in task.values(answer):
+            values = found.setdefault((scale, level, unit), {})
+            if value is not None:
+                values[labeler] = value
+    return [Unit(scale, level, values) for (scale, level, _), values in found.items()]
+
+
+def pattern(unit: Unit) -> tuple[Any, ...]:
+    """Return the sorted values of a unit."""
+    return tuple(sorted(unit.values.values()))
+
+
+def krippendorff_alpha(patterns: Patterns, level: Level) -> float | None:
+    """Return Krippendorff's alpha over the units that at least two labelers gave a value.
+
+    Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", with the coincidences of equal units added at once.
+    """
+    compared = {values: units for values, units in patterns.items() if len(values) > 1 and units}
+    domain = sorted({value for values in compared for value in values})
     if len(domain) < 2:
         return None
-    codes = {value: (number if isinstance(value, str) else value) for number, value in enumerate(domain)}
-    table = np.array([[codes[unit[name]] if name in unit else np.nan for unit in units] for name in labelers], dtype=float)
-    return float(krippendorff.alpha(table, level_of_measurement=level, value_domain=[codes[v] for v in domain]))
+    counts = np.array([[values.count(value) for value in domain] for values in compared], dtype=float)  # [patterns, values]
+    weights = np.array(list(compared.values())) / (counts.sum(axis=1) - 1)
+    coincidences = np.einsum("p,pc,pk->ck", weights, counts, counts) - np.diag(weights @ counts)
+    totals = coincidences.sum(axis=0)
+    if level == "nominal":
+        distances = 1 - np.eye(len(domain))
+    else:  # the number of values between two, each end counted by half
+        ranks = np.cumsum(totals) - totals / 2
+        distances = (ranks[:, None] - ranks[None, :]) ** 2
+    expected = (np.outer(totals, totals) - np.diag(totals)) / (totals.sum() - 1)
+    return float(1 - (coincidences * distances).sum() / (expected * distances).sum())
 
 
-def fleiss_kappa(values: Values) -> float | None:
-    """Fleiss' kappa.
-
-    It needs the same number of labelers on every unit, so only the units with the most frequent number above one count.
-    """
-    sizes = Counter(len(by_labeler) for by_labeler in values.values() if len(by_labeler) > 1)
+def fleiss_kappa(patterns: Patterns) -> float | None:
+    """Return Fleiss' kappa over the units with the most frequent number of labelers above one."""
+    sizes: Counter[int] = Counter()
+    for values, units in patterns.items():
+        if len(values) > 1 and units:
+            sizes[len(values)] += units
     if not sizes:
         return None
     most_frequent = max(sizes, key=lambda size: (sizes[size], size))
-    units = [by_labeler for by_labeler in values.values() if len(by_labeler) == most_frequent]
-    categories = sorted({value for unit in units for value in unit.values()})
+    compared = {values: units for values, units in patterns.items() if len(values) == most_frequent and units}
+    categories = sorted({value for values in compared for value in values})
     if len(categories) < 2:
         return None
-    table = [[list(unit.values()).count(category) for category in categories] for unit in units]
-    return float(inter_rater.fleiss_kappa(np.array(table)))
+    table = np.array([[values.count(category) for category in categories] for values in compared])
+    return float(inter_rater.fleiss_kappa(np.repeat(table, list(compared.values()), axis=0)))
 
 
-def scales_of(task: Task, by_item: Mapping[Hashable, Mapping[str, Json]]) -> dict[tuple[str, str], Values]:
-    """(scale, level) -> the values (`Task.values`) that labelers gave on it; a unit is a part of an item."""
-    scales: dict[tuple[str, str], dict[Hashable, dict[str, Any]]] = {}
-    for item, by_labeler in by_item.items():
-        for labeler, answer in by_labeler.items():
-            for scale, level, unit, value in task.values(answer):
-                units = scales.setdefault((scale, level), defaultdict(dict))
-                if value is not None:
-                    units[item, unit][labeler] = value
-    return dict(scales)
+def agreement_sums(by_labeler: Mapping[str, Json], similarity: Callable[[Any, Any], float]) -> dict[str, tuple[float, int]]:
+    """Return for each labeler of an item the sum of `similarity` to each other labeler's answer, and their number."""
+    sums = dict.fromkeys(by_labeler, (0.0, 0))
+    for one, other in permutations(by_labeler, 2):
+        total, count = sums[one]
+        sums[one] = total + similarity(by_labeler[one], by_labeler[other]), count + 1
+    return sums
 
 
-def mean_similarity(values: Values, similarity: Callable[[Any, Any], float]) -> float | None:
-    """The agreement of two labelers on a unit, averaged over units and pairs of labelers."""
-    return _mean(
-        similarity(first, second) for by_labeler in values.values() for first, second in combinations(by_labeler.values(), 2)
-    )
-
-
-def agreement_with_others(values: Values, similarity: Callable[[Any, Any], float]) -> dict[str, float | None]:
-    """For each labeler, the mean of `similarity(own, other's)` over all units and all other labelers of each unit."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    for by_labeler in values.values():
-        for name, own in by_labeler.items():
-            scores[name] += [similarity(own, other) for other_name, other in by_labeler.items() if other_name != name]
-    return {name: _mean(own_scores) for name, own_scores in sorted(scores.items())}
-
-
-def _mean(numbers: Iterable[float]) -> float | None:
-    numbers = list(numbers)
-    return fmean(numbers) if numbers else None
+def mean_of_sums(sums: Iterable[tuple[float, int]]) -> float | None:
+    """Return the mean of all terms of sums, each with its number of terms; None if there is no term."""
+    totals, counts = [0.0], [0]
+    for total, count in sums:
+        totals.append(total)
+        counts.append(count)
+    return sum(totals) / sum(counts) if sum(counts) else None

@@ -22,11 +22,11 @@ PAGE = 50
 STATES = {
     "": "any",
     "open": "needs judgments",
-    "leased": "somebody has it open",
-    "done": "all judgments are there",
-    "skipped": "skipped by somebody",
-    "stuck": "stuck: nobody is left who may take it",
-    "late": "a judgment came too late",
+    "leased": "in progress",
+    "done": "complete",
+    "skipped": "skipped",
+    "stuck": "stuck: no labelers left",
+    "late": "has a late judgment",
     "decided": "decided by a lead",
 }
 

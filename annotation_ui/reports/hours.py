@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
+from functools import cache
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -102,7 +103,13 @@ def _by_day(start: float, end: float) -> Iterator[tuple[date, float]]:
 
 
 def _day(moment: float) -> date:
-    return datetime.fromtimestamp(moment, UTC).date()
+    return _date(int(moment // _DAY))
+
+
+@cache
+def _date(days: int) -> date:
+    """The date some days after 1970-01-01."""
+    return date(1970, 1, 1) + timedelta(days=days)
 
 
 def _midnight(day: date) -> float:

@@ -1,10 +1,7 @@
 """The lead's report on each labeler: amount, speed, accuracy, and the items behind the estimate."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from sqlalchemy import select
@@ -12,117 +9,115 @@ from sqlalchemy.orm import Session
 from statsmodels.stats.proportion import proportion_confint
 
 from annotation_ui.reports import agreement
-from annotation_ui.reports.overview import answers_by_item, labelers_judgments, rounded
-from annotation_ui.reports.reliability import Reliability, Row, estimate_reliability
+from annotation_ui.reports.overview import rounded
+from annotation_ui.reports.reliability import Reliability, estimate_reliability
+from annotation_ui.reports.task_facts import TaskFacts, task_facts
 from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
 from annotation_ui.store.schema import User
 from annotation_ui.store.users import stored_name
-from annotation_ui.tasks import TASKS, Json, Task
+from annotation_ui.tasks import TASKS, Json
 from annotation_ui.tasks.fields import excerpt
-
-
-def reliability_rows(task: Task, by_item: dict[Any, dict[str, Json]]) -> Iterable[Row]:
-    """Answers (item -> labeler -> answer) as the rows that `estimate_reliability` takes; a unit is (item, question)."""
-    for item, by_labeler in by_item.items():
-        for labeler, answer in by_labeler.items():
-            yield from (((item, question), labeler, value) for question, value in task.questions(answer).items())
 
 
 def labeler_rows(session: Session, task: str) -> list[Json]:
     """One row per labeler, most judgments first."""
-    kind = TASKS[task]
-    all_judgments = [each for each in current_judgments(session, (task,)) if not each.adjudicated]
-    judgments = [each for each in all_judgments if each.item.purpose != "training"]
-    by_item = answers_by_item(judgments)
-    agreement_by_labeler = agreement.agreement_with_others(by_item, kind.similarity) if kind.comparable else {}
-    answered = tuple(reliability_rows(kind, by_item))
-    estimate = _estimate(answered)
-    intervals = {labeler: reliability_interval(estimate, answered, labeler) for labeler in estimate.labelers}
-    training, attention = _known_answers(kind, all_judgments)
+    with task_facts(session, task) as facts:
+        rows = facts.result("labelers", lambda: _labeler_rows(facts))
     names = dict(session.execute(select(User.pseudonym, User.name)).all())
-    by_labeler: dict[str, list[CurrentJudgment]] = defaultdict(list)
-    for judgment in judgments:
-        by_labeler[judgment.labeler].append(judgment)
-    rows = [
-        {
-            "labeler": names[labeler],
-            "exported as": labeler,
-            "judgments": len(own := by_labeler.get(labeler, [])),
-            "median seconds": round(median(each.judgment.seconds for each in own), 1) if own else None,
-            "agreement with others": rounded(agreement_by_labeler.get(labeler)),
-            "reliability": rounded(estimate.labelers.get(labeler)),
-            "95 % interval": "{:.2f}–{:.2f}".format(*intervals[labeler]) if labeler in intervals else None,
-            "training": _share(training.get(labeler)),
-            "training items": len(training.get(labeler, [])),
-            "attention": _share(attention.get(labeler)),
-            "attention items": len(attention.get(labeler, [])),
-        }
-        for labeler in sorted({*by_labeler, *training, *attention})
-    ]
+    return [{"labeler": names[row["exported as"]], **row} for row in rows]
+
+
+def _labeler_rows(facts: TaskFacts) -> list[Json]:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    sums: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    training: dict[str, list[float]] = defaultdict(list)
+    attention: dict[str, list[float]] = defaultdict(list)
+    for each in facts.items.values():
+        for labeler, active in each.seconds.items():
+            seconds[labeler].append(active)
+        for labeler, pair in each.agreement.items():
+            sums[labeler].append(pair)
+        for labeler, is_training, share in each.known_shares:
+            (training if is_training else attention)[labeler].append(share)
+    estimate, shared = _estimate(facts), _shared_items(facts)
+    rows = []
+    for labeler in sorted({*seconds, *training, *attention}):
+        own, reliability = seconds.get(labeler, []), estimate.labelers.get(labeler)
+        interval = None if reliability is None else reliability_interval(reliability, shared[labeler])
+        rows.append(
+            {
+                "exported as": labeler,
+                "judgments": len(own),
+                "median seconds": round(median(own), 1) if own else None,
+                "agreement with others": rounded(agreement.mean_of_sums(sums.get(labeler, ()))),
+                "reliability": rounded(reliability),
+                "95 % interval": None if interval is None else "{:.2f}–{:.2f}".format(*interval),
+                "training": _share(training.get(labeler)),
+                "training items": len(training.get(labeler, [])),
+                "attention": _share(attention.get(labeler)),
+                "attention items": len(attention.get(labeler, [])),
+            }
+        )
     return sorted(rows, key=lambda row: -row["judgments"])
 
 
 def items_behind_reliability(session: Session, task: str, labeler: str) -> list[Json]:
     """At most 20 items behind a labeler's reliability that another labeler judged too, least trusted answer first."""
     own_name = session.scalar(select(User.pseudonym).where(User.name == stored_name(labeler))) or ""
-    judgments = labelers_judgments(session, task)
-    by_item = answers_by_item(judgments)
-    rows = tuple(reliability_rows(TASKS[task], by_item))
-    trusted = _trust_by_item(_estimate(rows), rows, own_name)
-    items = {each.item.id: each.item for each in judgments}
+    with task_facts(session, task) as facts:
+        trust = _trust_by_item(facts, own_name)
+    chosen = sorted(trust, key=lambda item: (trust[item], item))[:20]
+    judgments: dict[int, list[CurrentJudgment]] = defaultdict(list)
+    for each in current_judgments(session, (task,), items=chosen):
+        if not each.adjudicated:
+            judgments[each.item.id].append(each)
     shown = []
-    for item_id in sorted((item for item in trusted if len(by_item[item]) > 1), key=lambda item: (trusted[item], item)):
-        answers = {name: TASKS[task].summary(answer) for name, answer in by_item[item_id].items()}
-        own = answers.pop(own_name)
+    for item in chosen:
+        answers = {each.labeler: TASKS[task].summary(each.answer) for each in judgments[item]}
         shown.append(
             {
-                "item": item_id,
-                "chance of being right": rounded(trusted[item_id]),
-                "this labeler": own,
+                "item": item,
+                "probability correct": rounded(trust[item]),
+                "this labeler": answers.pop(own_name),
                 "others": "; ".join(sorted(answers.values())),
-                "prompt": excerpt(items[item_id].content["prompt"]),
+                "prompt": excerpt(judgments[item][0].item.content["prompt"]),
             }
         )
-    return shown[:20]
+    return shown
 
 
-def reliability_interval(estimate: Reliability, rows: Sequence[Row], labeler: str) -> tuple[float, float]:
-    """The 95 % interval of a labeler's reliability, by Clopper and Pearson, with each shared item as one trial.
+def reliability_interval(reliability: float, items: int) -> tuple[float, float]:
+    """Return the 95 % interval of a labeler's reliability, by Clopper and Pearson, with each shared item as one trial.
 
     An item with many questions counts once, because its answers depend on each other. That the true answers are estimated,
-    too, makes the interval a little too narrow. `rows` are the input of the estimate; a unit is (item, question).
+    too, makes the interval a little too narrow.
     """
-    answers = Counter(unit for unit, _, _ in rows)
-    items = len({unit[0] for unit, name, _ in rows if name == labeler and answers[unit] > 1})  # type: ignore[index]
-    low, high = proportion_confint(estimate.labelers[labeler] * items, items, method="beta")
+    low, high = proportion_confint(reliability * items, items, method="beta")
     return float(np.nan_to_num(low)), float(np.nan_to_num(high, nan=1.0))
 
 
-@lru_cache(maxsize=8)
-def _estimate(rows: tuple[Row, ...]) -> Reliability:
-    """The estimate from these rows, cached: a click on a labeler needs the one behind the table on the page."""
-    return estimate_reliability(rows)
+def _estimate(facts: TaskFacts) -> Reliability:
+    return facts.result("reliability", lambda: estimate_reliability(facts.questions))
 
 
-def _trust_by_item(estimate: Reliability, rows: tuple[Row, ...], labeler: str) -> dict[Any, float]:
-    """Item -> the mean posterior of this labeler's answers to it."""
-    trust: dict[Any, list[float]] = defaultdict(list)
-    for unit, name, answer in rows:
-        if name == labeler and unit in estimate.posteriors:
-            trust[unit[0]].append(estimate.posteriors[unit].get(answer, 0.0))  # type: ignore[index]
-    return {item: fmean(values) for item, values in trust.items()}
+def _shared_items(facts: TaskFacts) -> Counter[str]:
+    """Labeler -> number of items with a question that another labeler answered, too."""
+    shared: Counter[str] = Counter()
+    for each in facts.items.values():
+        shared.update({labeler for answers in each.questions.values() if len(answers) > 1 for labeler, _ in answers})
+    return shared
 
 
-def _known_answers(task: Task, judgments: list[CurrentJudgment]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Labeler -> agreement with each known answer, of training items and of attention items."""
-    training: dict[str, list[float]] = defaultdict(list)
-    attention: dict[str, list[float]] = defaultdict(list)
-    for each in judgments:
-        if each.item.gold:
-            share = task.gold_agreement(each.answer, each.item.gold)
-            if share is not None:
-                (training if each.item.purpose == "training" else attention)[each.labeler].append(share)
-    return training, attention
+def _trust_by_item(facts: TaskFacts, labeler: str) -> dict[int, float]:
+    """Item that another labeler judged, too -> the mean posterior of this labeler's answers to it."""
+    posteriors = _estimate(facts).posteriors
+    trust = {}
+    for item, each in facts.items.items():
+        if posteriors and labeler in each.seconds and len(each.seconds) > 1:
+            own = [(answers, answer) for answers in each.questions.values() for name, answer in answers if name == labeler]
+            if own:
+                trust[item] = fmean(posteriors[answers].get(answer, 0.0) for answers, answer in own)
+    return trust
 
 
 def _share(shares: list[float] | None) -> float | None:

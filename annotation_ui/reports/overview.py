@@ -2,18 +2,18 @@
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from statistics import fmean
-from typing import Any
 
 from sqlalchemy import Integer, case, cast, func, select
 from sqlalchemy.orm import Session
 
 from annotation_ui.reports import agreement
 from annotation_ui.reports.browsing import count_stuck
-from annotation_ui.store.current_judgments import CurrentJudgment, current_judgments
+from annotation_ui.reports.task_facts import TaskFacts, task_facts
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
-from annotation_ui.tasks import TASKS, Json
+from annotation_ui.tasks import Json
 from annotation_ui.tasks.fields import excerpt
 
 DAY = 86_400  # seconds
@@ -97,41 +97,58 @@ def coefficients(session: Session, task: str) -> list[Json]:
 
     Items with a known answer are left out, as in exports: everybody gets them, and their answer is clear.
     """
-    by_item = answers_by_item([each for each in labelers_judgments(session, task) if each.item.gold is None])
-    scales = agreement.scales_of(TASKS[task], by_item)
+    with task_facts(session, task) as facts:
+        return facts.result("coefficients", lambda: _coefficients(facts))
+
+
+def _coefficients(facts: TaskFacts) -> list[Json]:
     measured: dict[str, float | None] = {}
-    for (scale, level), values in scales.items():
+    for (scale, level), patterns in facts.units.items():
         if level == "ordinal":
-            name = f"Krippendorff's alpha of {scale} (ordinal)"
-            measured[name] = agreement.krippendorff_alpha(values, "ordinal")
+            measured[f"Krippendorff's alpha of {scale} (ordinal)"] = agreement.krippendorff_alpha(patterns, "ordinal")
         else:
             suffix = f": {scale}" if scale else ""
-            measured[f"Fleiss' kappa{suffix}"] = agreement.fleiss_kappa(values)
-            measured[f"Krippendorff's alpha (nominal){suffix}"] = agreement.krippendorff_alpha(values, "nominal")
-    if any(level == "ordinal" for _, level in scales):
-        measured["Pairwise agreement (ties count)"] = agreement.mean_similarity(by_item, TASKS[task].similarity)
-    shared = sum(len(by_labeler) > 1 for by_labeler in by_item.values())
+            measured[f"Fleiss' kappa{suffix}"] = agreement.fleiss_kappa(patterns)
+            measured[f"Krippendorff's alpha (nominal){suffix}"] = agreement.krippendorff_alpha(patterns, "nominal")
+    unknown = [each for each in facts.items.values() if not each.is_known]
+    if any(level == "ordinal" for _, level in facts.units):
+        sums = (pair for each in unknown for pair in each.agreement.values())
+        measured["Pairwise agreement (ties count)"] = agreement.mean_of_sums(sums)
+    shared = sum(len(each.seconds) > 1 for each in unknown)
     return [{"measure": name, "value": rounded(value), "shared items": shared} for name, value in measured.items()]
 
 
-def disagreements(session: Session, task: str, limit: int | None = 50) -> list[Json]:
-    """The items on which labelers differ most, lowest agreement first.
+def disagreeing_items(session: Session, task: str) -> list[tuple[int, float, int]]:
+    """(item id, agreement, number of labelers) of the items on which labelers differ, lowest agreement first.
 
     Items that a lead decided, or whose answer was known before, are left out.
     """
-    all_judgments = [each for each in current_judgments(session, (task,)) if each.item.gold is None]
-    decided = {each.item.id for each in all_judgments if each.adjudicated}
-    judgments = [each for each in all_judgments if each.item.id not in decided]
-    items = {judgment.item.id: judgment.item for judgment in judgments}
-    rows = []
-    for item_id, by_labeler in answers_by_item(judgments).items():
-        scores = agreement.agreement_with_others({item_id: by_labeler}, TASKS[task].similarity).values()
-        known = [score for score in scores if score is not None]
-        if known and fmean(known) < 1:
-            item = items[item_id]
-            shown = {"item": item_id, "id": item.external_id or "", "agreement": rounded(fmean(known))}
-            rows.append({**shown, "labelers": len(by_labeler), "prompt": excerpt(item.content["prompt"])})
-    return sorted(rows, key=lambda row: row["agreement"])[:limit]
+    with task_facts(session, task) as facts:
+        return facts.result("disagreements", lambda: sorted(_disagreeing_items(facts), key=lambda row: (row[1], row[0])))
+
+
+def _disagreeing_items(facts: TaskFacts) -> Iterator[tuple[int, float, int]]:
+    for each in facts.items.values():
+        if not each.is_known and not each.is_decided and len(each.agreement) > 1:
+            score = fmean(total / count for total, count in each.agreement.values())
+            if score < 1:
+                yield each.item, score, len(each.agreement)
+
+
+def disagreements(session: Session, task: str, limit: int = 50) -> list[Json]:
+    """The first rows of `disagreeing_items`, with the items' ids and prompts."""
+    rows = disagreeing_items(session, task)[:limit]
+    items = {item.id: item for item in session.scalars(select(Item).where(Item.id.in_([number for number, *_ in rows])))}
+    return [
+        {
+            "item": number,
+            "id": items[number].external_id or "",
+            "agreement": rounded(score),
+            "labelers": labelers,
+            "prompt": excerpt(items[number].content["prompt"]),
+        }
+        for number, score, labelers in rows
+    ]
 
 
 def win_rates(session: Session) -> list[Json]:
@@ -140,36 +157,15 @@ def win_rates(session: Session) -> list[Json]:
     Items with a known answer are left out, as in exports: who wins there was decided before. A lead's decision counts
     instead of the labelers' answers to its item.
     """
-    counts: dict[str, dict[str, int]] = defaultdict(lambda: {"wins": 0, "ties": 0, "losses": 0})
-    judgments = [each for each in current_judgments(session, ("compare",)) if each.item.gold is None]
-    decisions = {each.item.id: each for each in judgments if each.adjudicated}  # the last one of several leads
-    for judgment in judgments:
-        if decisions.get(judgment.item.id, judgment) is not judgment:
-            continue
-        content, choice = judgment.item.content, judgment.answer["choice"]
-        models, more = content.get("model") or ["first", "second"], content.get("also_by") or [[], []]
-        for side, model, others in zip("AB", models, more, strict=True):
-            outcome = "ties" if choice not in ("A", "B") else "wins" if choice == side else "losses"
-            for name in (model, *others):
-                counts[str(name)][outcome] += 1
+    counts: dict[str, Counter[str]] = defaultdict(lambda: Counter(wins=0, ties=0, losses=0))
+    with task_facts(session, "compare") as facts:
+        for each in facts.items.values():
+            for model, outcome in each.models:
+                counts[str(model)][outcome] += 1
     return [
-        {"model": model, **count, "win rate": rounded((count["wins"] + count["ties"] / 2) / sum(count.values()))}
+        {"model": model, **count, "win rate": rounded((count["wins"] + count["ties"] / 2) / count.total())}
         for model, count in sorted(counts.items())
     ]
-
-
-def labelers_judgments(session: Session, task: str) -> list[CurrentJudgment]:
-    """The judgments that count, without the leads' decisions and without training."""
-    judgments = current_judgments(session, (task,))
-    return [each for each in judgments if not each.adjudicated and each.item.purpose != "training"]
-
-
-def answers_by_item(judgments: list[CurrentJudgment]) -> dict[Any, dict[str, Json]]:
-    """Item id -> labeler -> answer."""
-    by_item: dict[Any, dict[str, Json]] = defaultdict(dict)
-    for judgment in judgments:
-        by_item[judgment.item.id][judgment.labeler] = judgment.answer
-    return by_item
 
 
 def rounded(value: float | None) -> float | None:

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from sqlalchemy.orm import Session
 
 from align.data.records import RATINGS
-from annotation_ui.reports.overview import labelers_judgments, rounded
+from annotation_ui.reports.overview import rounded
+from annotation_ui.reports.task_facts import TaskFacts, task_facts
 from annotation_ui.tasks import Json
 
 Z95 = 1.959964  # two-sided 95 % of the normal distribution
@@ -18,16 +19,19 @@ def ratings_by_model(session: Session) -> list[Json]:
     Every labeler's rating counts. Leads' decisions and items with a known answer are left out. A response that several
     models wrote counts for each. Responses without a model are those of "(no name)".
     """
-    sums: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for judgment in labelers_judgments(session, "rank"):
-        content, ratings = judgment.item.content, judgment.answer["ratings"]
-        if judgment.item.gold is not None:
-            continue
-        models = content.get("model") or [None] * len(ratings)
-        for rating, model, others in zip(ratings, models, content.get("also_by") or [[]] * len(ratings), strict=True):
-            for name in (model, *others) if rating is not None else ():
-                sums[name or "(no name)"][judgment.item.id].append(rating)
-    return [_row(model, list(by_item.values())) for model, by_item in sorted(sums.items())]
+    with task_facts(session, "rank") as facts:
+        return facts.result("ratings", lambda: _ratings_by_model(facts))
+
+
+def _ratings_by_model(facts: TaskFacts) -> list[Json]:
+    groups: dict[str, list[list[int]]] = defaultdict(list)
+    for each in facts.items.values():
+        of_item: dict[str, list[int]] = {}
+        for model, rating in each.models:
+            of_item.setdefault(model or "(no name)", []).append(rating)
+        for model, ratings in of_item.items():
+            groups[model].append(ratings)
+    return [_row(model, by_item) for model, by_item in sorted(groups.items())]
 
 
 def _row(model: str, by_item: list[list[int]]) -> Json:

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from annotation_ui.rendering.markdown import messages_html, to_html
 from annotation_ui.reports.counts import labeler_counts
-from annotation_ui.reports.overview import disagreements
+from annotation_ui.reports.overview import disagreeing_items, rounded
 from annotation_ui.server.bodies import Draft, Next, NextDecision, Submission, TaskName, Text, Undo
 from annotation_ui.server.services import Services
 from annotation_ui.store import guidelines
@@ -168,8 +168,8 @@ def next_decision(
     own = (Assignment.user_id == user_id, Assignment.task == task, Assignment.adjudication)
     with leases.database.read() as session:
         skipped = set(session.scalars(select(Assignment.item_id).where(*own, Assignment.state == "skipped")))
-        rows = [row for row in disagreements(session, task, limit=None) if row["item"] not in skipped]
-        agreement = {row["item"]: row["agreement"] for row in rows}
+        rows = disagreeing_items(session, task)
+        agreement = {item: rounded(score) for item, score, _ in rows if item not in skipped}
         if item_id is None:
             opened = select(Assignment.item_id).where(
                 *own, Assignment.state == "leased", Assignment.expires_at > time.time()

@@ -1,18 +1,30 @@
 import math
 import random
+from collections import Counter
 from itertools import combinations, permutations
 
+import krippendorff
+import pandas as pd
 import pytest
+from crowdkit.aggregation.classification.dawid_skene import OneCoinDawidSkene
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from annotation_ui.reports.agreement import (
-    agreement_with_others,
+    agreement_sums,
     fleiss_kappa,
     krippendorff_alpha,
-    mean_similarity,
-    scales_of,
+    mean_of_sums,
+    units_of,
 )
 from annotation_ui.reports.labeler_report import reliability_interval
-from annotation_ui.reports.reliability import estimate_reliability, preference_matrices, preference_rows
+from annotation_ui.reports.reliability import (
+    ITERATIONS,
+    estimate_reliability,
+    patterns_by_unit,
+    preference_matrices,
+    preference_rows,
+)
 from annotation_ui.tasks import TASKS
 from annotation_ui.tasks.rankings import BETTER, TIE, WORSE, pairwise_agreement
 
@@ -27,9 +39,14 @@ OBSERVERS = {
 UNITS = {unit: {o: v[unit] for o, v in OBSERVERS.items() if v[unit] is not None} for unit in range(12)}
 
 
+def patterns(values):
+    """The patterns of unit -> labeler -> value."""
+    return Counter(tuple(sorted(unit.values())) for unit in values.values())
+
+
 @pytest.mark.parametrize(("level", "published"), [("nominal", 0.743), ("ordinal", 0.815)])
 def test_alpha_of_krippendorffs_own_example(level, published):
-    found = krippendorff_alpha(UNITS, level)
+    found = krippendorff_alpha(patterns(UNITS), level)
     assert found is not None
     assert math.isclose(found, published, abs_tol=0.0006)
 
@@ -58,37 +75,58 @@ def test_kappa_of_published_examples(counts, published):
         }
         for subject, row in enumerate(counts)
     }
-    found = fleiss_kappa(values)
+    found = fleiss_kappa(patterns(values))
     assert found is not None
     assert math.isclose(found, published, abs_tol=0.0006)
 
 
+VALUES = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=2, max_size=20)
+
+
+@settings(deadline=None)
+@given(VALUES, st.sampled_from(["nominal", "ordinal"]))
+def test_alpha_is_that_of_the_library(units, level):
+    found = krippendorff_alpha(Counter(tuple(sorted(values)) for values in units), level)
+    compared = [values for values in units if len(values) > 1]
+    domain = sorted({value for values in compared for value in values})
+    if len(domain) < 2:
+        assert found is None
+        return
+    counts = [[values.count(value) for value in domain] for values in compared]
+    expected = krippendorff.alpha(value_counts=counts, level_of_measurement=level, value_domain=domain)
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
 def test_kappa_and_alpha_where_there_is_little_to_compare():
     assert fleiss_kappa({}) is None
-    assert fleiss_kappa({1: {"a": "x"}}) is None
-    assert fleiss_kappa({1: {"a": "x", "b": "x"}}) is None
-    assert krippendorff_alpha({1: {"a": 1}}, "ordinal") is None
-    assert krippendorff_alpha({1: {"a": 1, "b": 1}}, "ordinal") is None
-    full = {1: {"a": "x", "b": "x"}, 2: {"a": "y", "b": "y"}}
-    assert fleiss_kappa({**full, 3: {"a": "x"}, 4: {"a": "x", "b": "y", "c": "x"}}) == pytest.approx(1.0)
+    assert fleiss_kappa({("x",): 3}) is None
+    assert fleiss_kappa({("x", "x"): 2}) is None
+    assert krippendorff_alpha({(1,): 2}, "ordinal") is None
+    assert krippendorff_alpha({(1, 1): 1}, "ordinal") is None
+    full = {("x", "x"): 1, ("y", "y"): 1}
+    assert fleiss_kappa({**full, ("x",): 1, ("x", "x", "y"): 1}) == pytest.approx(1.0)
+    assert fleiss_kappa({**full, ("x", "y"): 0}) == pytest.approx(1.0)
 
 
 def test_pairwise_agreement_by_hand():
     assert pairwise_agreement([1, 2, 3], [1, 2, 3]) == 1
     assert pairwise_agreement([1, 2, 3], [3, 2, 1]) == 0
     assert pairwise_agreement([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 3)  # the tied pair differs
-    rankings = {1: {"a": [1, 2, 3], "b": [1, 2, 3], "c": [3, 2, 1]}, 2: {"a": [1, 2, 3]}}
-    assert mean_similarity(rankings, pairwise_agreement) == pytest.approx(1 / 3)
-    rest = agreement_with_others(rankings, pairwise_agreement)
-    assert rest == {"a": 0.5, "b": 0.5, "c": 0}
+    sums = agreement_sums({"a": [1, 2, 3], "b": [1, 2, 3], "c": [3, 2, 1]}, pairwise_agreement)
+    assert sums == {"a": (1.0, 2), "b": (1.0, 2), "c": (0.0, 2)}
+    alone = agreement_sums({"a": [1, 2, 3]}, pairwise_agreement)
+    assert mean_of_sums([*sums.values(), *alone.values()]) == pytest.approx(1 / 3)
+    assert mean_of_sums(alone.values()) is None
 
 
 def test_rankings_become_one_unit_per_response():
     answers = {"a": {"ranks": [1, 2], "ratings": [3, 4]}, "b": {"ranks": [2, 1], "ratings": [5, None]}}
-    assert scales_of(TASKS["rank"], {7: answers}) == {
-        ("ranks", "ordinal"): {(7, 0): {"a": 1, "b": 2}, (7, 1): {"a": 2, "b": 1}},
-        ("ratings", "ordinal"): {(7, 0): {"a": 3, "b": 5}, (7, 1): {"a": 4}},
-    }
+    assert [(unit.scale, unit.level, unit.values) for unit in units_of(TASKS["rank"], answers)] == [
+        ("ranks", "ordinal", {"a": 1, "b": 2}),
+        ("ranks", "ordinal", {"a": 2, "b": 1}),
+        ("ratings", "ordinal", {"a": 3, "b": 5}),
+        ("ratings", "ordinal", {"a": 4}),
+    ]
 
 
 def test_aggregation_by_hand():
@@ -126,32 +164,49 @@ def simulate(rng, accuracies, units, per_unit):
     return rows, truth
 
 
+def estimated(rows):
+    """(labeler -> reliability, unit -> posterior) of rows (unit, labeler, answer)."""
+    by_unit = patterns_by_unit(rows)
+    found = estimate_reliability(Counter(by_unit.values()))
+    return found.labelers, {unit: found.posteriors[answers] for unit, answers in by_unit.items() if found.posteriors}
+
+
 def test_accuracies_are_found_again_and_posteriors_beat_the_majority():
     accuracies = {"ann": 0.95, "bob": 0.85, "cy": 0.75, "dot": 0.5}
     rows, truth = simulate(random.Random(3), accuracies, 600, 3)
-    found = estimate_reliability(rows)
-    assert found.labelers == pytest.approx(accuracies, abs=0.05)
-    log_loss = -sum(math.log(max(found.posteriors[unit][truth[unit]], 1e-6)) for unit in truth) / len(truth)
+    found, posteriors = estimated(rows)
+    assert found == pytest.approx(accuracies, abs=0.05)
+    log_loss = -sum(math.log(max(posteriors[unit][truth[unit]], 1e-6)) for unit in truth) / len(truth)
     votes = {unit: [answer for other, _, answer in rows if other == unit] for unit in truth}
     majority = -sum(math.log(max(votes[u].count(truth[u]) / 3, 1e-6)) for u in truth) / len(truth)
     assert log_loss < 0.3 < majority
-    assert all(sum(answers.values()) == pytest.approx(1) for answers in found.posteriors.values())
+    assert all(sum(answers.values()) == pytest.approx(1) for answers in posteriors.values())
+
+
+@pytest.mark.parametrize("per_unit", [2, 3])
+def test_the_estimate_is_that_of_crowd_kit(per_unit):
+    """Which reads each judgment, where equal patterns of answers are read once here."""
+    rows, _ = simulate(random.Random(per_unit), {"ann": 0.9, "bob": 0.8, "cy": 0.6, "dot": 0.7}, 100, per_unit)
+    model = OneCoinDawidSkene(n_iter=ITERATIONS, tol=-math.inf).fit(pd.DataFrame(rows, columns=["task", "worker", "label"]))
+    labelers, posteriors = estimated(rows)
+    assert labelers == pytest.approx(model.skills_.to_dict(), abs=2e-3)
+    for unit, answers in model.probas_.to_dict("index").items():
+        assert posteriors[unit] == pytest.approx(answers, abs=2e-2)
 
 
 def test_units_with_one_answer_get_a_posterior_but_do_not_make_a_labeler_known():
     rows, _ = simulate(random.Random(7), {"ann": 0.9, "bob": 0.8, "cy": 0.6}, 300, 3)
     alone = [(f"alone {number}", "solo", "a") for number in range(20)]
     cy_alone = [(f"cy {number}", "cy", random.Random(number).choice("abc")) for number in range(300)]
-    found = estimate_reliability([*rows, *alone, *cy_alone])
-    assert set(found.labelers) == {"ann", "bob", "cy"}
-    assert found.labelers["cy"] == pytest.approx(0.6, abs=0.08)  # what nobody else judged adds nothing
-    assert 0.4 < max(found.posteriors["cy 1"].values()) < 0.8
+    labelers, posteriors = estimated([*rows, *alone, *cy_alone])
+    assert set(labelers) == {"ann", "bob", "cy"}
+    assert labelers["cy"] == pytest.approx(0.6, abs=0.08)  # what nobody else judged adds nothing
+    assert 0.4 < max(posteriors["cy 1"].values()) < 0.8
 
 
 def test_nothing_shared_or_one_answer_only_is_no_estimate():
-    assert estimate_reliability([]).labelers == {}
-    assert estimate_reliability([(1, "ann", "a"), (2, "bob", "b")]).posteriors == {}
-    assert estimate_reliability([(1, "ann", "a"), (1, "bob", "a")]).labelers == {}
+    for rows in ([], [(1, "ann", "a"), (2, "bob", "b")], [(1, "ann", "a"), (1, "bob", "a")]):
+        assert estimated(rows) == ({}, {})
 
 
 def test_preference_rows_by_hand():
@@ -174,7 +229,7 @@ def test_preferences_are_the_posteriors_of_every_order():
         for item in range(60)
     }
     rankings["split"] = {"bob": [1, 2, 2], "cy": [2, 1, 3]}
-    posteriors = estimate_reliability(preference_rows(rankings)).posteriors
+    _, posteriors = estimated(preference_rows(rankings))
     matrices = preference_matrices(rankings)
     assert matrices.keys() == rankings.keys()
     for item, matrix in matrices.items():
@@ -196,20 +251,17 @@ def test_the_interval_of_a_reliability_covers_the_true_one():
         for units in widths:
             drawn, _ = simulate(random.Random(seed), accuracies, units, 3)
             rows = [((unit, "question"), labeler, answer) for unit, labeler, answer in drawn]
-            estimate = estimate_reliability(rows)
+            labelers, _ = estimated(rows)
             for labeler, accuracy in accuracies.items():
-                low, high = reliability_interval(estimate, rows, labeler)
-                assert low <= estimate.labelers[labeler] <= high
+                low, high = reliability_interval(labelers[labeler], units)
+                assert low <= labelers[labeler] <= high
                 covered.append(low <= accuracy <= high)
                 widths[units].append(high - low)
     assert sum(covered) / len(covered) > 0.85
     assert sum(widths[200]) < 0.6 * sum(widths[30])
 
 
-def test_answers_to_one_item_count_as_one_group():
-    pairs = [
-        ((item, pair), labeler, str(item % 2)) for item in range(6) for pair in range(15) for labeler in ("ann", "bob", "cy")
-    ]
-    rows = [(unit, labeler, "x" if labeler == "cy" and unit[0] == 0 else answer) for unit, labeler, answer in pairs]
-    low, high = reliability_interval(estimate_reliability(rows), rows, "cy")
-    assert low < 0.5 < 0.99 < high  # five of six items, not 75 of 90 pairs
+def test_the_interval_by_hand():
+    low, high = reliability_interval(5 / 6, 6)  # Clopper and Pearson: 5 of 6
+    assert (low, high) == pytest.approx((0.35877, 0.99579), abs=1e-4)
+    assert reliability_interval(1.0, 3) == pytest.approx((0.29240, 1.0), abs=1e-4)

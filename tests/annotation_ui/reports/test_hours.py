@@ -147,7 +147,7 @@ def test_a_lead_sees_the_hours_and_saves_them(any_server, browser):
     expect(page.locator(".toast-body").last).to_contain_text("'yesterday' is not a day such as 2026-01-31")
     panel.get_by_label("Last day").fill("2020-01-01")
     panel.get_by_role("button", name="Show").click()
-    expect(panel.get_by_text("No work on these days.")).to_be_visible()
+    expect(panel.get_by_text("No work in this period.")).to_be_visible()
     token = Tokens(any_server.database).create(secrets.token_hex(4), ("export",))
     saved = download.value.suggested_filename  # names of people: no program gets them
     header = {"Authorization": f"Bearer {token}"}
