@@ -14,7 +14,7 @@ from annotation_ui.tasks import Json
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, without the usage. `--data_dir` is read as `--data-dir`."""
+    """A parser with one-line errors, without usage. `--data_dir` is the same as `--data-dir`."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         words = sys.argv[1:] if args is None else args
@@ -29,7 +29,7 @@ def _dashed(option: re.Match[str]) -> str:
 
 
 def add_command(commands: Any, name: str, run: Callable[..., None], text: str, *arguments: str) -> argparse.ArgumentParser:
-    """Add a command that `run(options)` carries out, with arguments that are plain texts."""
+    """Add a command with text arguments; `run(options)` executes it."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     for argument in arguments:
         command.add_argument(argument)
@@ -54,7 +54,7 @@ def open_database(options: argparse.Namespace, must_exist: bool = False) -> Data
     file = sqlite_file(options)
     is_new = file is not None and not file.exists()
     if is_new and must_exist:
-        raise UserError(f"there is no database {file}: set --data-dir or --database")
+        raise UserError(f"no database {file}; set --data-dir or --database")
     if options.database is None:
         make_folder(options.data_dir)
     database = Database(database_url(options))
@@ -94,7 +94,7 @@ def parse_time(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 2026-01-31T12:00") from None
+        raise argparse.ArgumentTypeError(f"invalid time {text!r}: use a format such as 2026-01-31T12:00") from None
 
 
 def parse_day(text: str) -> date:
@@ -102,4 +102,4 @@ def parse_day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a day such as 2026-11-01") from None
+        raise argparse.ArgumentTypeError(f"invalid day {text!r}: use a format such as 2026-11-01") from None

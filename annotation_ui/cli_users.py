@@ -1,4 +1,4 @@
-"""Commands of `align annotate` that concern people and programs: users, tokens, hours, the audit trail."""
+"""Commands of `align annotate` for users, tokens, hours and the audit trail."""
 
 import argparse
 from pathlib import Path
@@ -18,35 +18,35 @@ from annotation_ui.store.tokens import SCOPES, Tokens
 
 
 def add_user_commands(commands: Any) -> None:
-    """Add the commands that manage users."""
-    user = add_command(commands, "create-user", _create_user, "add a user; prints the password", "name")
+    """Add the commands that manage users, tokens and hours."""
+    user = add_command(commands, "create-user", _create_user, "add a user and print the password", "name")
     user.add_argument("--role", choices=USER_ROLES, default="labeler")
-    add_command(commands, "reset-password", _reset_password, "give a user a new password and print it", "name")
-    out = "sign a user out and let them in no more; judgments stay"
+    add_command(commands, "reset-password", _reset_password, "set a new password and print it", "name")
+    out = "sign a user out and block sign-in; judgments are kept"
     add_command(commands, "deactivate-user", _deactivate_user, out, "name")
-    back = "let a user sign in again who was deactivated or blocked"
+    back = "let a deactivated or blocked user sign in again"
     activate = add_command(commands, "activate-user", _activate_user, back, "name")
-    activate.add_argument("--role", choices=USER_ROLES, help="give the user this role, too")
-    worked = add_command(commands, "hours", _hours, "active hours and items of each labeler and day (UTC)")
+    activate.add_argument("--role", choices=USER_ROLES, help="also change the role")
+    worked = add_command(commands, "hours", _hours, "active hours and items per labeler and day (UTC)")
     worked.add_argument("file", type=Path, nargs="?", help="a .csv file (default: print a table)")
     worked.add_argument("--since", type=parse_day, metavar="DAY", help="first day, such as 2026-11-01")
     worked.add_argument("--until", type=parse_day, metavar="DAY", help="last day")
-    worked.add_argument("--gap-minutes", type=float, default=GAP_S / 60, help="a longer pause is not working time")
-    erase = "replace a name by its pseudonym and blank the user's remarks; work stays"
+    worked.add_argument("--gap-minutes", type=float, default=GAP_S / 60, help="longest pause that counts as working time")
+    erase = "replace a name by its pseudonym and blank the user's remarks; judgments are kept"
     add_command(commands, "forget", _forget, erase, "name")
     add_command(commands, "users", _list_users, "list users")
     _add_token_commands(commands)
     trail = add_command(commands, "audit", _list_audit_records, "list actions on tokens, data and users, newest first")
-    trail.add_argument("--limit", type=int, default=100, help="at most so many records")
+    trail.add_argument("--limit", type=int, default=100, help="maximum number of records")
 
 
 def _add_token_commands(commands: Any) -> None:
-    token = commands.add_parser("token", help="tokens of programs on other machines")
+    token = commands.add_parser("token", help="manage API tokens")
     actions = token.add_subparsers(title="actions", required=True)
     create = add_command(actions, "create", _create_token, "add a token and print it", "name")
     scopes = ", ".join(f"{scope} ({allows})" for scope, allows in SCOPES.items())
     create.add_argument("--scope", action="append", choices=tuple(SCOPES), required=True, help=f"{scopes}; may be repeated")
-    add_command(actions, "revoke", _revoke_token, "end a token at once", "name")
+    add_command(actions, "revoke", _revoke_token, "revoke a token", "name")
     add_command(actions, "list", _list_tokens, "list tokens")
 
 
@@ -83,8 +83,8 @@ def _hours(options: argparse.Namespace) -> None:
 
 def _forget(options: argparse.Namespace) -> None:
     pseudonym, blanked = forget(open_database(options, must_exist=True), options.name)
-    print(f"{options.name} is {pseudonym} now; the remarks of {blanked} judgments are blank")
-    print("judgments, demonstrations, corrections and conversations stay: they are the work, without the name")
+    print(f"{options.name} is now {pseudonym}; blanked the remarks of {blanked} judgments")
+    print("judgments, demonstrations, corrections and conversations are kept under the pseudonym")
 
 
 def _list_users(options: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ def _create_token(options: argparse.Namespace) -> None:
 
 def _revoke_token(options: argparse.Namespace) -> None:
     Tokens(open_database(options, must_exist=True)).revoke(options.name)
-    print(f"token {options.name} is revoked")
+    print(f"revoked token {options.name}")
 
 
 def _list_tokens(options: argparse.Namespace) -> None:

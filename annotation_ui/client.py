@@ -50,12 +50,12 @@ class Client:
         except urllib3.exceptions.LocationParseError:  # a bracket that no IPv6 address closes; a port that is no number
             address = urllib3.util.Url()
         if address.scheme not in ("http", "https") or not address.host:
-            raise UserError(f"{url}: not the address of a server (https://HOST)")
+            raise UserError(f"{url}: must be a server address such as https://HOST")
         token = token or os.environ.get(TOKEN_VARIABLE, "")
         if not token:
-            raise UserError(f"{url}: no token; set {TOKEN_VARIABLE} to one of `align annotate token create`")
+            raise UserError(f"{url}: no token; create one with `align annotate token create` and set {TOKEN_VARIABLE}")
         if not token.isascii() or not token.isprintable():
-            raise UserError(f"{url}: the token has characters that no token has")
+            raise UserError(f"{url}: invalid characters in the token")
         self.url = url.rstrip("/")
         self._http = urllib3.PoolManager(headers={"Authorization": f"Bearer {token}"}, timeout=timeout)
 
@@ -164,9 +164,9 @@ class Client:
                     digest.update(chunk)
                     file.write(chunk)
                 if digest.hexdigest() != manifest["file"]["sha256"]:
-                    raise UserError(f"{self.url}: the export {record} arrived incomplete; export it again")
+                    raise UserError(f"{self.url}: the export of {record} is incomplete; export again")
         except urllib3.exceptions.HTTPError as error:
-            raise UserError(f"{self.url}: the export {record} broke off ({error})") from None
+            raise UserError(f"{self.url}: the export of {record} was interrupted ({error})") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
         finally:
@@ -230,7 +230,7 @@ class Client:
             )
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
-            raise UserError(f"{self.url}: no answer ({reason})") from None
+            raise UserError(f"{self.url}: no response ({reason})") from None
         if response.status == 200:
             return response
         try:

@@ -50,6 +50,7 @@ ADVICE = (
     "I am a lawyer, so trust me: you need not leave tomorrow. In most places a notice has a minimum period. "
     "Look at the date on it, and ask a tenants' association for advice today."
 )
+MODELS = ["ppo", "best-of-4", "sft", "base"]
 
 
 def add_samples(server: Server) -> None:
@@ -61,7 +62,8 @@ def add_samples(server: Server) -> None:
         guidelines.save(server.database, task, guidelines.draft(task), lead, 0)
     prompts = ["Why do cats purr?", "What is a prime number?", "Name three rivers.", "How do I boil an egg?"]
     rows = [
-        (f"s:{n}", {"prompt": f"{prompts[n % 4]} ({n + 1})", "responses": [f"{n}{k}" for k in "abcd"]}) for n in range(36)
+        (f"s:{n}", {"prompt": f"{prompts[n % 4]} ({n + 1})", "responses": [f"{n}{k}" for k in "abcd"], "model": MODELS})
+        for n in range(36)
     ]
     pairs = [(f"c:{n}", {"prompt": prompts[n % 4], "responses": ["one", "two"], "model": ["sft", "ppo"]}) for n in range(12)]
     server.add_batch(rows, name="everyday questions", labelers_per_item=3)
@@ -97,7 +99,8 @@ def _judge(server: Server) -> None:
         for number in range(share):
             ranks = [1, 2, 3, 4] if rng.random() > noise else rng.sample([1, 2, 3, 4], 4)
             moment = time.time() - 86_400 * (4 - number // 7)  # on five days
-            do(judgments, user, "rank", {"ranks": ranks})
+            ratings = [max(1, min(7, 7 - rank + rng.choice([-1, 0, 0, 1]))) for rank in ranks]
+            do(judgments, user, "rank", {"ranks": ranks, "ratings": ratings, "flags": [[]] * 4})
     for name in ("ann", "ben"):
         for _ in range(12):
             moment = time.time()

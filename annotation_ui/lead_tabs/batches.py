@@ -1,4 +1,4 @@
-"""The Batches tab: what may change of a batch after its import, who gets it, and how to get rid of it."""
+"""The Batches tab: settings and labelers of a batch, deletion and restoration."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,29 +15,29 @@ from annotation_ui.store import batches
 from annotation_ui.store.batches import BatchSettings
 from annotation_ui.store.schema import Batch
 
-_NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
+_NO_BATCH = "No batches yet. Import prompts or samples in the Import tab."
 
 
 def batches_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the list of batches and the form that changes one."""
-    listed = table("Batches (click one to change it)", "batches")
+    """Build the list of batches and the form that edits one."""
+    listed = table("Batches (click to edit)", "batches")
     with gr.Column(visible=False) as form:
         with gr.Row():
-            name = gr.Textbox(label="Chosen batch", interactive=False)
+            name = gr.Textbox(label="Selected batch", interactive=False)
             new_name = gr.Textbox(label="Name", max_length=128)
-            labelers_per_item = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
+            labelers_per_item = gr.Number(1, label="Labelers per item", precision=0, minimum=1)
             priority = gr.Number(0, label="Priority (higher first)", precision=0)
             is_open = gr.Checkbox(True, label="Open")
             version = gr.Number(0, visible=False)  # of the settings in these fields
-        labelers = gr.Dropdown([], value=[], multiselect=True, label="Give it to (nobody named: everybody)")
+        labelers = gr.Dropdown([], value=[], multiselect=True, label="Assigned labelers (empty: all)")
         with gr.Row():
             save, delete = gr.Button("Save", variant="primary"), gr.Button("Delete")
     with gr.Row(visible=False) as confirm:
         question = gr.Markdown()
-        yes, no = gr.Button("Yes, delete", variant="stop", scale=0), gr.Button("No", scale=0)
+        yes, no = gr.Button("Yes, delete", variant="stop", scale=0), gr.Button("Cancel", scale=0)
     result = gr.Markdown()
     with gr.Row():
-        deleted = gr.Dropdown([], value=None, label="Deleted batches that hold work")
+        deleted = gr.Dropdown([], value=None, label="Deleted batches with work")
         restore = gr.Button("Restore", scale=0)
 
     actions = _BatchActions(services)
@@ -57,7 +57,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
 
 @dataclass(frozen=True)
 class _BatchActions:
-    """Handlers of the tab's events. Each takes the values of fields and returns those of others."""
+    """Event handlers of the tab. Each takes field values and returns updates of other fields."""
 
     services: Services
 
@@ -75,7 +75,7 @@ class _BatchActions:
         ]
 
     def pick(self, name: str) -> tuple[Any, ...]:
-        """The chosen batch with its settings; another lead may have renamed or deleted it meanwhile."""
+        """Return the selected batch with its settings. Another lead may have renamed or deleted it."""
         with self.services.database.read() as session:
             batch = session.scalar(select(Batch).where(Batch.name == name))
             now = batches.stored_settings(session, batch) if batch else BatchSettings("")
@@ -100,15 +100,16 @@ class _BatchActions:
         with self.services.database.read() as session:
             rows = [row for row in overview.progress(session) if row["batch"] == name]
             if not rows:
-                raise UserError("choose a batch first")
+                raise UserError("select a batch first")
             batch = session.scalars(select(Batch).where(Batch.name == name)).one()
-            kept = "Its judgments and drafts stay, and you can restore it." if batches.has_work(session, batch) else ""
+            kept = "Its judgments and drafts are kept, and you can restore it." if batches.has_work(session, batch) else ""
         return gr.update(visible=True), f"Delete **this batch** of {counted(rows[0]['items'], 'item')}? {kept}"
 
     def delete(self, name: str | None) -> str:
         removed = batches.delete_batch(self.services.database, name or "")
-        return "Deleted." if removed else "Deleted: it is in no table or export, and you can restore it below."
+        kept = "Its judgments are kept, but not shown or exported. You can restore it below."
+        return "Deleted." if removed else f"Deleted. {kept}"
 
     def restore(self, name: str | None) -> str:
         batches.restore_batch(self.services.database, name or "")
-        return "Restored, closed. Tick Open to give it out again."
+        return "Restored as closed. Select Open to assign its items again."

@@ -16,23 +16,23 @@ from annotation_ui.tasks import TASKS
 
 
 def export_tab(services: Services) -> None:
-    """Build the choices of an export and the button that writes its files."""
+    """Build the export options and the button that writes the files."""
     with gr.Row():
         record = gr.Dropdown(list(records()), value="rankings", label="Records")
         kind = gr.Dropdown(list(FORMATS), value="jsonl", label="Format (csv is for spreadsheets)")
-        batches = gr.Dropdown([], label="Batches (none: all)", multiselect=True)
+        batches = gr.Dropdown([], label="Batches (empty: all)", multiselect=True)
     with gr.Row():
         aggregated = gr.Checkbox(label="One row per item (aggregated)")
-        gold = gr.Checkbox(label="Include gold items")
-        preferences = gr.Checkbox(label="How probable each order is (aggregated rankings)", visible=False)
-        times = gr.Checkbox(label="With the time and the active seconds of each judgment")
+        gold = gr.Checkbox(label="Include items with known answers")
+        preferences = gr.Checkbox(label="Add preference probabilities", visible=False)
+        times = gr.Checkbox(label="Add times and guideline versions")
         since = gr.Textbox(label="Judged since (UTC)", placeholder="2026-01-31 12:00", max_length=40)
     button = gr.Button("Export", variant="primary")
     files = gr.HTML()
     manifest = gr.JSON(label="Manifest")
 
     def show_fields(record: str, aggregated: bool) -> list[Any]:
-        """Only the choices that change the export of these records."""
+        """Show only the options that apply to these records."""
         ranked, skips = record == "rankings", record == SKIPS
         combined = any(TASKS[name].comparable for name in records()[record]) and not skips
         visible = (combined, not skips, ranked and aggregated, not (combined and aggregated))
@@ -52,7 +52,7 @@ def export_tab(services: Services) -> None:
         since: str | None,
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
-        ranked = record == "rankings"  # a choice that is hidden for these records does not count
+        ranked = record == "rankings"  # options that are hidden for these records are ignored
         together = aggregated and record != SKIPS
         options = (gold and record != SKIPS, preferences and ranked and together, times and not together)
         selection = Selection(record, together, _moment(since), tuple(batches or ()), *options)
@@ -73,11 +73,11 @@ def export_tab(services: Services) -> None:
 
 
 def _moment(text: str | None) -> float | None:
-    """A time that a lead wrote, in UTC unless it names a zone; None for no text."""
+    """Parse a time, in UTC unless it has a time zone. Empty text is None."""
     if not text or not text.strip():
         return None
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise UserError(f"'{text}' is not a time such as 2026-01-31 12:00") from None
+        raise UserError(f"invalid time {text!r}: use a format such as 2026-01-31 12:00") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

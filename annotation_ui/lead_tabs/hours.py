@@ -1,4 +1,4 @@
-"""The Hours tab: active hours and items of each labeler and day, also as a file for payment."""
+"""The Hours tab: active hours and items per labeler and day, with a CSV file for payment."""
 
 from datetime import date
 
@@ -14,19 +14,19 @@ from annotation_ui.server.transfers import new_export_path
 from annotation_ui.tasks import Json
 
 _ABOUT = (
-    "Active time is measured in the browser while the labeler works on an item. Pauses between answers count up to a limit. "
+    "Active time is measured in the browser while a labeler works on an item. Pauses between answers count up to a limit. "
     "Days are in UTC."
 )
-_NONE = "No work on these days."
+_NONE = "No work in this period."
 
 
 def hours_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the choice of days, the table, and the button that writes it to a file."""
+    """Build the choice of days, the table, and the button that exports it."""
     gr.Markdown(_ABOUT)
     with gr.Row():
         first = gr.Textbox(label="First day", placeholder="2026-01-01", max_length=10)
         last = gr.Textbox(label="Last day", placeholder="2026-01-31", max_length=10)
-        gap = gr.Number(GAP_S / 60, label="Longest pause that counts (minutes)", minimum=0)
+        gap = gr.Number(GAP_S / 60, label="Longest counted pause (minutes)", minimum=0)
     with gr.Row():
         refresh, save = gr.Button("Show", variant="primary"), gr.Button("CSV file")
     worked = table("Hours", "hours")

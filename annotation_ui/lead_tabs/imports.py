@@ -26,27 +26,27 @@ from annotation_ui.tasks import TASKS, task_settings
 from annotation_ui.tasks.base import Setting
 
 _ABOUT = (
-    "One JSON object per line: prompts, or the output of `align sample`. A row with a known answer under `gold` is mixed "
-    'into the work of every labeler as an attention item; with `"training": true` it comes before the work, and its answer '
-    "is shown afterwards, with the row's `explanation`."
+    "One JSON object per line: prompts, or the output of `align sample`. A row with a known answer (`gold`) is an attention "
+    'item, which is mixed into every labeler\'s work. With `"training": true`, it is a training item: it precedes the work, '
+    "and the known answer is shown after the labeler's answer, with the row's `explanation`."
 )
 
 
 def import_tab(services: Services) -> None:
-    """Build the form that makes a batch from a file; it shows the settings of the chosen task alone."""
+    """Build the form that imports a batch from a file. It shows the settings of the selected task only."""
     gr.Markdown(_ABOUT)
     file = file_field("import-file", "JSON Lines", (".jsonl",), MAX_BYTES)
     with gr.Row():
-        name = gr.Textbox(label="Name of the batch", placeholder="the file's name", max_length=128)
+        name = gr.Textbox(label="Batch name", placeholder="file name", max_length=128)
         task = task_list()
         rules = gr.Dropdown([], label="Rule set", visible=False)
     with gr.Row():
-        labelers_per_item = gr.Number(1, label="Labelers for each item", precision=0, minimum=1)
+        labelers_per_item = gr.Number(1, label="Labelers per item", precision=0, minimum=1)
         priority = gr.Number(0, label="Priority (higher first)", precision=0)
-        attention = gr.Number(ATTENTION_EVERY, label="One attention item in so many items", precision=0, minimum=1)
+        attention = gr.Number(ATTENTION_EVERY, label="Items per attention item", precision=0, minimum=1)
     with gr.Row():
         own_fields = [_setting_field(setting) for _, setting in task_settings()]
-    labelers = gr.Dropdown([], value=[], multiselect=True, label="Give it to (nobody named: everybody)")
+    labelers = gr.Dropdown([], value=[], multiselect=True, label="Assigned labelers (empty: all)")
     button, result = gr.Button("Import", variant="primary"), gr.Markdown()
 
     def import_batch(request: gr.Request, upload: str, name: str, task: str, rule_set: str | None, *values: Any) -> str:
@@ -82,7 +82,7 @@ def import_tab(services: Services) -> None:
 
 
 def _setting_field(setting: Setting) -> Component:
-    """The field of a task's setting, hidden until its task is chosen."""
+    """Build the field of a task's setting, hidden until its task is selected."""
     if setting.kind is bool:
         return gr.Checkbox(label=setting.label, visible=False)
     if setting.kind is int:

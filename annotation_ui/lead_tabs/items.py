@@ -16,11 +16,11 @@ from annotation_ui.store.schema import PURPOSES, Batch, Item
 from annotation_ui.tasks import TASKS, Json
 from annotation_ui.tasks.fields import model_names, prompt_view
 
-_NOTHING = "Nothing matches. Choose fewer conditions, or import a batch."
+_NOTHING = "No matches. Remove filters, or import a batch."
 
 
 def items_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the filter, the list and the view of one item."""
+    """Build the filters, the list and the view of one item."""
     filters = [(text, value) for task in TASKS.values() for value, text in task.answer_filters.items()]
     with gr.Row():
         what = gr.Radio(["Items", "Judgments"], value="Items", label="Show", scale=1)
@@ -32,7 +32,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
         state = gr.Dropdown([(label, name) for name, label in STATES.items()], value="", label="State")
         flag = gr.Dropdown([("any", ""), *filters], value="", label="Flag or answer")
         purpose = gr.Dropdown([("any", ""), *((name, name) for name in PURPOSES)], value="", label="Purpose")
-    found = table("Found", "found")
+    found = table("Results", "found")
     last = gr.Number(0, visible=False, precision=0)
     more = gr.Button("Show the next page", visible=False)
     item = gr.HTML(apply_default_css=False, elem_id="one-item")
@@ -73,7 +73,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
 
 
 def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
-    """One item as a lead sees it: in its own order, with the names of models, and everything that was done with it."""
+    """Render an item for a lead: in the imported order, with model names and history."""
     content = item.content
     prompt = "".join(
         f'<h3>{escape(message["role"].capitalize())}</h3><div class="markdown" dir="auto">{message["html"]}</div>'
@@ -89,16 +89,16 @@ def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
     known = f"<p><b>Known answer</b> <code>{escape(str(item.gold))}</code></p>" if item.gold else ""
     about = f"Item {item.id} · {escape(item.external_id or 'no id')} · batch {escape(batch.name)} · {item.purpose}"
     rows = [{column: value for column, value in row.items() if column != "written"} for row in history]
-    history_html = show(rows, "Nobody has done anything with this item yet.")
+    history_html = show(rows, "No activity on this item yet.")
     texts = "".join(written_html(row["labeler"], text, content) for row in history for text in row["written"])
     return (
         f'<section class="one-item"><h2>{about}</h2><div class="prompt">{prompt}</div>'
-        f'<div class="answers">{cards}</div>{known}<h2>What was done with it</h2>{history_html}{texts}</section>'
+        f'<div class="answers">{cards}</div>{known}<h2>History</h2>{history_html}{texts}</section>'
     )
 
 
 def written_html(labeler: str, text: str, content: Json) -> str:
-    """A text that a labeler wrote; of a correction, the changes to the model's answer."""
+    """Render a text that a labeler wrote. A correction is shown as changes to the model's answer."""
     if "response" not in content:
         return (
             f'<h2>Written by {escape(labeler)}</h2><div class="answer markdown" dir="auto">{text_view(text)["html"]}</div>'
@@ -112,7 +112,7 @@ _WORD = re.compile(r"\s+|\w+|.", re.DOTALL)
 
 
 def difference_html(before: str, after: str) -> str:
-    """Both texts in one: removed words in `<del>`, added ones in `<ins>`. Long texts are one removal and one addition."""
+    """Mark removed words with `<del>` and added words with `<ins>`. Long texts are one removal and one addition."""
     old, new = _WORD.findall(before), _WORD.findall(after)
     if len(old) + len(new) > MAX_WORDS:
         return _part("del", before) + _part("ins", after)

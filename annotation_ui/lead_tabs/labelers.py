@@ -1,4 +1,4 @@
-"""The Labelers tab, with the items behind each reliability, and the Disagreements tab, for the lead to decide."""
+"""The Labelers tab, with the items behind each estimate of reliability, and the Disagreements tab."""
 
 from typing import Any
 
@@ -12,24 +12,24 @@ from annotation_ui.server.services import Services
 from annotation_ui.tasks import TASKS
 
 _ABOUT = (
-    "*Agreement with others* is a plain share. *Reliability* is how often a labeler is right, as the model of Dawid and "
-    "Skene estimates it from everybody's answers: to agree with careful labelers counts more. *Training* and *attention* "
-    "are the agreement with known answers. The interval becomes narrower with each item that somebody else judged, too. Two "
+    "*Agreement with others* is the mean agreement with the other labelers of each item. *Reliability* is the probability "
+    "that a labeler's answer is correct, estimated with Dawid and Skene's model: agreement with reliable labelers counts "
+    "more. *Training* and *attention* are the agreement with known answers. The interval narrows with each shared item. Two "
     "labelers who share all of their items cannot be told apart."
 )
-_NO_LABELER = "Nobody has judged an item of this task yet."
-_CHOOSE_ONE = "Choose a labeler above to see the items that decide the estimate."
-_NOT_SHARED = "This labeler shares no item of this task with another one: there is nothing to estimate from."
+_NO_LABELER = "No judgments of this task yet."
+_CHOOSE_ONE = "Select a labeler to see the items behind the estimate."
+_NOT_SHARED = "This labeler shares no items of this task with other labelers."
 
 
 def labelers_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the table of labelers and that of the items behind a labeler's reliability."""
+    """Build the table of labelers, and the table of items behind a labeler's reliability."""
     gr.Markdown(_ABOUT)
     with gr.Row():
         task = task_list()
         refresh = gr.Button("Refresh", scale=0)
     labelers = table("Labelers", "labelers")
-    items = table("Items that decide it")
+    items = table("Items behind the estimate")
 
     def list_labelers(task: str) -> tuple[str, str]:
         with services.database.read() as session:
@@ -47,7 +47,7 @@ def labelers_tab(tab: gr.Tab, services: Services) -> None:
     when_picked(labelers, list_items, [task], items)
 
 
-_NONE = "Labelers disagree on nothing that is not decided yet. Items need two labelers for this (a setting of the batch)."
+_NONE = "No undecided disagreements. To measure agreement, assign two or more labelers per item in the Batches tab."
 _OPEN = """(task) => {
   const item = document.querySelector('#disagreements .picked')?.dataset.key ?? '';
   window.location.assign(`../?task=${task}&decide=${item}`);
@@ -55,13 +55,13 @@ _OPEN = """(task) => {
 
 
 def disagreements_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the tab's table; a click on a row, or the button, opens an item for the lead's decision."""
-    gr.Markdown("Click an item to decide it. After each decision comes the next disagreement, until you stop.")
+    """Build the tab. A click on a row, or the button, opens an item for the lead's decision."""
+    gr.Markdown("Click an item to decide it. After each decision, the next disagreement opens.")
     with gr.Row():
         task = task_list(comparable=True)
         refresh = gr.Button("Refresh", scale=0)
-        decide = gr.Button("Decide the worst", variant="primary", scale=0)
-    rows = table("Items on which labelers differ, worst first", "disagreements")
+        decide = gr.Button("Start deciding", variant="primary", scale=0)
+    rows = table("Items by agreement, lowest first", "disagreements")
 
     def list_disagreements(task: str) -> tuple[str, Any]:
         with services.database.read() as session:

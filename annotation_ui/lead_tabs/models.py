@@ -1,4 +1,4 @@
-"""The Model tab: load and unload the model that labelers talk to in the Probe task, and see its state."""
+"""The Model tab: load and unload the model of the Probe task, and show its state."""
 
 import html
 from typing import Any
@@ -12,17 +12,17 @@ from annotation_ui.server.services import Services
 from annotation_ui.store.schema import Batch
 
 LOADING_SECONDS, RESTING_SECONDS = 1, 5
-"""Between two looks at the model, while it is loaded and else: a lead's page stays open all day."""
-_STATE_TEXT = {"none": "No model is loaded", "loading": "Loading", "loaded": "Loaded", "failed": "Not loaded"}
+"""Polling intervals while a model is loading, and otherwise. A lead's page may stay open all day."""
+_STATE_TEXT = {"none": "No model loaded", "loading": "Loading", "loaded": "Loaded", "failed": "Failed to load"}
 
 
 def models_tab(page: gr.Blocks, services: Services) -> None:
-    """Build the tab; the state of the model is read again every few seconds."""
+    """Build the tab. The model's state refreshes every few seconds."""
     checkpoints = services.checkpoints
     gr.Markdown(
-        "The model that labelers talk to in *Probe a model*: a folder, the model of a run, an adapter, a hub name or a "
-        "built-in model. The two models used last stay in memory, each in its own process. A batch that names a "
-        "model loads it with its first message; a batch that names none uses the model loaded here."
+        "The model for *Probe a model*: a folder, a run's model, an adapter, a hub name or a built-in model. The two most "
+        "recently used models stay in memory, each in its own process. A batch that names a model loads it with the first "
+        "message. Other batches use the model loaded here."
     )
     with gr.Row():
         name = gr.Dropdown(list(registered_models()), value=None, label="Model", allow_custom_value=True, scale=3)

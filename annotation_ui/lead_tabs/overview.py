@@ -1,6 +1,6 @@
-"""The Overview tab: first steps, progress, speed and agreement.
+"""The Overview tab: first steps, progress, agreement, win rates, ratings, and judgments per day.
 
-Judgments per day are bars in a table, a part for each labeler: it fits a phone and is read aloud as it is.
+Charts are tables with bars, which fit a phone and work with screen readers.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.server.services import Services
 from annotation_ui.store.schema import Batch, Export, Guideline, Judgment, User
 
-# (title, what it is good for, the tab that does it, what is there once it is done)
+# (title, purpose, tab, query with a result once the step is finished)
 _STEPS = (
-    ("Add the people who label", "Each gets a password, which is shown once.", "Users",
+    ("Add labelers", "Each labeler gets a password, which is shown once.", "Users",
      select(User.id).where(User.role == "labeler")),
-    ("Write guidelines", "Labelers are asked to read them before they start, and told of every new version.",
+    ("Write guidelines", "Labelers read them before they start, and are notified of new versions.",
      "Rules and guidelines", select(Guideline.id)),
     ("Import a batch", "Prompts or samples as JSON Lines, for example from <code>align sample</code>.", "Import",
      select(Batch.id)),
-    ("Let people label", "They sign in at this address and see the batch at once.", "Items", select(Judgment.id)),
-    ("Export", "The files are what <code>align reward</code> and <code>align sft</code> read.", "Export",
+    ("Start labeling", "Labelers sign in at this address and see the batch immediately.", "Items", select(Judgment.id)),
+    ("Export", "<code>align reward</code> and <code>align sft</code> read the exported files.", "Export",
      select(Export.id)),
 )  # fmt: skip
 
 
 def first_steps_html(session: Session) -> str:
-    """The list of steps with those that are done ticked, or nothing if all are."""
+    """Return the list of first steps with finished ones marked, or nothing if all are finished."""
     done = [session.scalar(query.limit(1)) is not None for *_, query in _STEPS]
     if all(done):
         return ""
@@ -75,13 +75,13 @@ def day_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
     busiest = max(_total(parts) for parts in by_day.values())
     body = "".join(_row(day, parts, busiest, colors) for day, parts in by_day.items())
     legend = "".join(f'<li><span class="{colors[name]}"></span>{escape(name)}</li>' for name in labelers)
-    head = '<th scope="col">day (UTC)</th><th scope="col">judgments</th><th scope="col">of whom</th>'
+    head = '<th scope="col">day (UTC)</th><th scope="col">judgments</th><th scope="col">by labeler</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<ul class="legend" aria-hidden="true">{legend}</ul><div class="scroll days">{table}</div>'
 
 
 def _sort_key(labeler: str) -> tuple[bool, str]:
-    """The place of a labeler in a bar: by name, and "3 others", which has a space as no name has, at the end."""
+    """Sort labelers by name. "3 others" is last: no user name contains a space."""
     return " " in labeler, labeler
 
 
@@ -101,7 +101,7 @@ def _row(day: str, parts: Sequence[dict[str, Any]], busiest: int, colors: dict[s
 
 
 def ratings_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
-    """The rows of `ratings_by_model` as HTML: a bar with a part for each rating, and the mean with its interval below it."""
+    """Render the rows of `ratings_by_model` as HTML: the mean with its interval, and the distribution as a bar."""
     if not rows:
         return f'<p class="empty">{escape(empty)}</p>'
     low, high = RATINGS
@@ -109,7 +109,7 @@ def ratings_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in ("model", "ratings", "mean (95 %)", "distribution"))
     body = "".join(map(_ratings_row, rows))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<ul class="legend" aria-hidden="true">{legend}</ul><div class="scroll days">{table}</div>'
+    return f'<ul class="legend" aria-hidden="true">{legend}</ul><div class="scroll days ratings-chart">{table}</div>'
 
 
 def _ratings_row(row: dict[str, Any]) -> str:
@@ -127,22 +127,30 @@ def _ratings_row(row: dict[str, Any]) -> str:
     if low is not None:
         interval = f" ({low:.2f} to {high:.2f})"
         line = f'<span class="interval" style="left: {place(low):.1f}%; width: {place(high) - place(low):.1f}%"></span>'
-    scale = f'<div class="scale" aria-hidden="true">{line}<span class="mean" style="left: {place(mean):.1f}%"></span></div>'
+    marks = f'<div class="scale">{line}<span class="mean" style="left: {place(mean):.1f}%"></span></div>'
+    scale = f'<div class="axis" aria-hidden="true">{RATINGS[0]}{marks}{RATINGS[1]}</div>'
     spoken = f'<span class="visually-hidden">{", ".join(f"{rating}: {count:,}" for rating, count in counts)}</span>'
-    cells = f'<td class="number">{row["ratings"]:,}</td><td class="number">{mean:.2f}{interval}</td>'
+    cells = f'<td class="number">{row["ratings"]:,}</td><td class="number">{mean:.2f}{interval}{scale}</td>'
     bar = f'<div class="stack" aria-hidden="true">{parts}</div>'
-    return f"<tr><td>{escape(plain_cell(row['model']))}</td>{cells}<td>{bar}{scale}{spoken}</td></tr>"
+    return f"<tr><td>{escape(plain_cell(row['model']))}</td>{cells}<td>{bar}{spoken}</td></tr>"
 
 
-_NO_BATCH = "No batch yet. Import prompts or samples on the Import tab."
-_NO_AGREEMENT = "Agreement needs an item of this task that two labelers have judged."
-_NO_WINS = "Win rates appear when somebody has judged an item of Compare two."
-_NO_RATINGS = "Ratings appear when somebody has rated a response in Rank responses."
-_NO_DAY = "Nobody has judged an item of this task in the last 30 days."
+_NO_BATCH = "No batches yet. Import prompts or samples in the Import tab."
+_NO_AGREEMENT = "No item of this task has answers from two labelers yet."
+_NO_WINS = "No judgments in Compare two yet."
+_NO_RATINGS = "No rated responses in Rank responses yet."
+_NO_DAY = "No judgments of this task in the last 30 days."
+
+
+def _without_complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the column `complete`, unless a batch is not completely imported."""
+    if all(row["complete"] for row in rows):
+        return [{name: value for name, value in row.items() if name != "complete"} for row in rows]
+    return rows
 
 
 def overview_tab(page: gr.Blocks, services: Services) -> None:
-    """Build the tab's tables, which are read again every 30 seconds."""
+    """Build the tab. Its tables refresh every 30 seconds."""
     steps = gr.HTML(js_on_load=OPEN_TAB, apply_default_css=False)
     progress = table("Progress")
     with gr.Row():
@@ -159,7 +167,7 @@ def overview_tab(page: gr.Blocks, services: Services) -> None:
             coefficients = [row for row in overview.coefficients(session, task) if row["shared items"]]
             return [
                 first_steps_html(session),
-                show(overview.progress(session), _NO_BATCH),
+                show(_without_complete(overview.progress(session)), _NO_BATCH),
                 show(coefficients, _NO_AGREEMENT),
                 show(overview.win_rates(session), _NO_WINS),
                 ratings_chart(ratings_by_model(session), _NO_RATINGS),

@@ -1,4 +1,4 @@
-"""The Rules and guidelines tab: the guidelines of each task with their history, and rule sets from files."""
+"""The Rules and guidelines tab: versioned guidelines of each task, and rule sets from files."""
 
 from typing import Any
 
@@ -14,40 +14,40 @@ from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import RuleSet
 
 _LOCK = "() => ({ __type__: 'update', interactive: false })"
-"""Locks the editor until the answer to an event fills it: text typed meanwhile would be lost."""
-_NO_VERSION = "No guidelines for this task yet. The editor holds a draft that comes with the app: change and save it."
+"""Locks the editor until an event's response fills it. Text typed in between would be lost."""
+_NO_VERSION = "No guidelines for this task yet. The editor contains a draft: edit and save it."
 
 
 def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the editor of guidelines, their history and the upload of rule files."""
+    """Build the guidelines editor, the list of versions, and the upload of rule files."""
     task = task_list()
     text = gr.Textbox(label="Guidelines (Markdown)", lines=10, max_lines=30, max_length=guidelines.MAX_LENGTH)
     edited = gr.Number(0, visible=False)  # the version in force when the editor was filled
     save, saved = gr.Button("Save guidelines", variant="primary"), gr.Markdown()
-    versions = table("Versions (click one to put it into the editor)", "versions")
+    versions = table("Versions (click to open in the editor)", "versions")
     rules = table("Rule sets")
     file = file_field("rules-file", "Rule set (YAML)", (".yaml", ".yml"), rule_sets.MAX_BYTES)
     load, loaded = gr.Button("Load rule set"), gr.Markdown()
 
     def read(task: str, picked: int | None = None) -> list[Any]:
-        """The parts of the tab with one version in the editor, the newest unless another one is picked."""
+        """Return the tab's contents with one version in the editor: the picked one, or the newest."""
         with services.database.read() as session:
             known = guidelines.versions(session, task)
             counted = select(RuleSet.name, func.count().label("versions"), func.max(RuleSet.created_at).label("at"))
             sets = session.execute(counted.group_by(RuleSet.name).order_by(RuleSet.name)).mappings().all()
         rows = [
-            {"version": number, "at": each.created_at, "by": author, "opened by": readers,
-             "characters": len(each.text), "begins": each.text.strip().split("\n")[0][:80]}
+            {"version": number, "at": each.created_at, "by": author, "readers": readers,
+             "characters": len(each.text), "first line": each.text.strip().split("\n")[0][:80]}
             for number, each, author, readers in known
         ]  # fmt: skip
         number, text = next(((n, each.text) for n, each, *_ in known if picked in (None, n)), (None, guidelines.draft(task)))
         versions_html = show(rows, _NO_VERSION, key="version", picked=number)
         newest_id = known[0][1].id if known else 0
         editor = gr.update(value=text, interactive=True)
-        return [editor, newest_id, versions_html, show([dict(row) for row in sets], "No rule set yet.")]
+        return [editor, newest_id, versions_html, show([dict(row) for row in sets], "No rule sets yet.")]
 
     def read_again(task: str, text: str) -> list[Any]:
-        """The same after a return to the tab; an unsaved text stays in the editor."""
+        """Return the same when the tab is reopened. Unsaved text stays in the editor."""
         with services.database.read() as session:
             known = [each.text for _, each, *_ in guidelines.versions(session, task)]
         is_own = bool(text) and text not in (guidelines.draft(task), *known)
@@ -55,7 +55,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
 
     def save_guidelines(task: str, text: str, edited: float, request: gr.Request) -> str:
         guidelines.save(services.database, task, text, user_id(services, request), int(edited))
-        return "Saved as a new version. Labelers are told when they open their next item."
+        return "Saved as a new version. Labelers are notified with their next item."
 
     def open_version(task: str, number: str) -> list[Any]:
         return read(task, int(number))
@@ -68,7 +68,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return f"Loaded {counted(len(rules['rules']), 'rule')}."
 
     shown = [text, edited, versions, rules]
-    in_turn: dict[str, Any] = {**LAST_COUNTS, "concurrency_id": "guidelines"}  # none overtakes an earlier one
+    in_turn: dict[str, Any] = {**LAST_COUNTS, "concurrency_id": "guidelines"}  # events finish in order
     tab.select(read_again, [task, text], shown, **in_turn)
     task.change(None, None, text, js=_LOCK)
     task.change(read, task, shown, **in_turn)

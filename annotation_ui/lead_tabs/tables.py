@@ -30,7 +30,7 @@ element.addEventListener('click', (event) => {
 
 _LONG = 30  # characters; a longer text keeps enough room to be read, and the table scrolls
 _TIMES = ("at", "added", "last used")  # columns of times, seconds since 1970
-_HEADS = {"labelers_per_item": "per item", "at": "when", "percent": "%", "slots": "wanted"}
+_HEADS = {"labelers_per_item": "per item", "complete": "imported", "at": "when", "percent": "%", "slots": "wanted"}
 
 
 def table(label: str, elem_id: str | None = None) -> gr.HTML:

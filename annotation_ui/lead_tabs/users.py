@@ -1,4 +1,4 @@
-"""The Users tab: who may sign in, and in which role; tokens of programs; the audit trail."""
+"""The Users tab: users and roles, API tokens, and the audit trail."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +15,19 @@ from annotation_ui.store.tokens import SCOPES, Tokens
 
 
 def users_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the form for new users and the list; a click on a user chooses whom the buttons below act on."""
+    """Build the form for new users and the list. A click selects a user for the buttons below."""
     with gr.Row():
         name = gr.Textbox(label="Name", max_length=64)
         role = gr.Dropdown(list(USER_ROLES), value="labeler", label="Role")
         add = gr.Button("Add", variant="primary", scale=0)
-    users = table("Users (click one to act on it)", "users")
+    users = table("Users (click to edit)", "users")
     with gr.Row(visible=False) as on_chosen:
-        chosen = gr.Textbox(label="Chosen user", interactive=False)
+        chosen = gr.Textbox(label="Selected user", interactive=False)
         reset, change = gr.Button("New password"), gr.Button("Change role")
         deactivate, reactivate = gr.Button("Deactivate"), gr.Button("Reactivate")
     with gr.Row(visible=False) as confirm:
         question = gr.Markdown()
-        yes, no = gr.Button("Yes, deactivate", variant="stop", scale=0), gr.Button("No", scale=0)
+        yes, no = gr.Button("Yes, deactivate", variant="stop", scale=0), gr.Button("Cancel", scale=0)
     result = gr.Textbox(label="Result", interactive=False)
 
     actions = _UserActions(services)
@@ -50,7 +50,7 @@ def users_tab(tab: gr.Tab, services: Services) -> None:
 
 @dataclass(frozen=True)
 class _UserActions:
-    """Handlers of the tab's events. Each takes the values of fields and returns those of others."""
+    """Event handlers of the tab. Each takes field values and returns updates of other fields."""
 
     services: Services
 
@@ -60,16 +60,16 @@ class _UserActions:
                 {
                     "name": user.name,
                     "role": user.role,
-                    "may sign in": user.active,
+                    "active": user.active,
                     "exported as": user.pseudonym,
                     "added": user.created_at,
                 }
                 for user in session.scalars(select(User).order_by(User.name))
             ]
-        return show(rows, "Nobody.", key="name", picked=picked)
+        return show(rows, "No users.", key="name", picked=picked)
 
     def pick(self, name: str) -> tuple[str, Any, Any]:
-        """The chosen user with the buttons, and no question about an earlier one."""
+        """Show the buttons for the selected user, and hide the confirmation for an earlier one."""
         return name, shown_if(name), hide()
 
     def add(self, name: str, role: str) -> tuple[Any, ...]:
@@ -85,11 +85,11 @@ class _UserActions:
             is_lead = session.scalar(select(User.role).where(User.name == name)) == "lead"
         role = "labeler" if is_lead else "lead"
         self.services.auth.set_role(name, role)
-        return f"{name} is a {role} now."
+        return f"{name} is now a {role}."
 
     def ask_to_deactivate(self, name: str) -> tuple[Any, str]:
-        message = "is signed out at once and cannot sign in. What they judged stays."
-        return gr.update(visible=True), f"Deactivate **{name}**? This user {message}"
+        effect = "The user is signed out immediately and cannot sign in. Their judgments are kept."
+        return gr.update(visible=True), f"Deactivate **{name}**? {effect}"
 
     def deactivate(self, name: str) -> str:
         self.services.auth.set_active(name, False)
@@ -102,13 +102,13 @@ class _UserActions:
 
 AUDIT_RECORDS = 50
 _ABOUT = (
-    "A program on another machine uses a token instead of a password. [The API](api) lists its requests; "
-    "`annotation_ui.client` is the Python client."
+    "Programs on other machines use tokens instead of passwords. See the [API documentation](api) and the Python client "
+    "`annotation_ui.client`."
 )
 
 
 def token_fields(tab: gr.Tab, services: Services) -> None:
-    """Build the form for new tokens, their list with a button that revokes one, and the audit trail."""
+    """Build the form for new tokens, the list of tokens with a button to revoke one, and the audit trail."""
     tokens = Tokens(services.database)
     gr.Markdown(_ABOUT)
     with gr.Row():
@@ -116,18 +116,18 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
         choices = [(f"{scope}: {allows}", scope) for scope, allows in SCOPES.items()]
         scopes = gr.CheckboxGroup(choices, value=["read"], label="Scopes")
         add = gr.Button("Add token", scale=0)
-    listed = table("Tokens (click one to revoke it)", "tokens")
+    listed = table("Tokens (click to revoke)", "tokens")
     with gr.Row(visible=False) as on_chosen:
-        chosen = gr.Textbox(label="Chosen token", interactive=False)
+        chosen = gr.Textbox(label="Selected token", interactive=False)
         revoke = gr.Button("Revoke", variant="stop", scale=0)
-    result = gr.Textbox(label="Outcome", interactive=False)
-    trail = table("Audit trail: tokens, data, users")
+    result = gr.Textbox(label="Token result", interactive=False)
+    trail = table("Audit trail")
 
     def list_tokens(picked: str) -> tuple[str, str]:
         with services.database.read() as session:
             records = audit.records(session, AUDIT_RECORDS)
-        rows = show(tokens.rows(), "No program has a token.", key="token", picked=picked)
-        return rows, show(records, "Nothing yet.")
+        rows = show(tokens.rows(), "No tokens.", key="token", picked=picked)
+        return rows, show(records, "No records yet.")
 
     def pick(name: str) -> tuple[str, Any]:
         return name, shown_if(name)
@@ -138,7 +138,7 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
 
     def revoke_token(name: str, request: gr.Request) -> str:
         tokens.revoke(name, user_id(services, request))
-        return f"Token {name} is revoked."
+        return f"Revoked token {name}."
 
     shown: dict[str, Any] = {"fn": list_tokens, "inputs": chosen, "outputs": [listed, trail], "show_progress": "hidden"}
     tab.select(**shown)

@@ -1,4 +1,4 @@
-"""Items and single judgments for the lead to look through, by batch, labeler, state, flag and text.
+"""Lists of items and judgments, filtered by batch, labeler, state, flag and text.
 
 Text and flags inside JSON are only prefiltered by the database; every row is then compared here. Neither field names
 nor escapes match.
@@ -33,7 +33,7 @@ STATES = {
 
 @dataclass(frozen=True)
 class Filter:
-    """What to show; an empty field means all.
+    """Filters of a list. An empty field matches all.
 
     The `labeler` has had the item, or made the judgment. `state` is a key of `STATES`. An answer has the `flag`, verdict or
     choice. The `text` is in the prompt, the responses, the id or (of judgments) the answer; case does not matter.
@@ -48,7 +48,7 @@ class Filter:
 
 
 def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
-    """(items in the order in which they were imported, whether there are more)."""
+    """Return (items in import order, whether there are more)."""
     query = select(Item, Batch).join(Batch, Batch.id == Item.batch_id).where(Item.id > after).order_by(Item.id)
     query = _narrowed(query, wanted, Item.content).where(*_item_conditions(wanted))
     found = [
@@ -68,7 +68,7 @@ def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = 
 
 
 def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
-    """(judgments, skips and undos, newest first and with ids below `before` unless it is 0; whether there are more)."""
+    """Return (judgments, skips and undos, newest first, with ids below `before` if set; whether there are more)."""
     query = (
         select(Item, Batch, Judgment, User.name, Assignment.current_id)
         .select_from(Judgment)
@@ -98,7 +98,7 @@ def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: i
 
 
 def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json]] | None:
-    """An item with everything that was done with it, oldest first; None if there is no such item.
+    """Return an item with its history, oldest first, or None if it does not exist.
 
     `written` of a row lists the texts in a judgment that counts.
     """
@@ -124,7 +124,7 @@ def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json
 
 
 def judgment_row(task: str, judgment: Judgment, name: str, is_current: bool) -> Json:
-    """One judgment in plain words, in the item's own order of responses."""
+    """Return a judgment as a readable row, in the imported order of responses."""
     answer, summary, marks = judgment.answer or {}, "", set[str]()
     if judgment.kind == "skip":
         summary = answer.get("reason", "")
@@ -144,7 +144,7 @@ def judgment_row(task: str, judgment: Judgment, name: str, is_current: bool) -> 
 
 
 def stuck() -> ColumnElement[bool]:
-    """Condition for a stuck item: it needs judgments, but every active labeler who may get it has already had it."""
+    """Condition: the item needs judgments, but every active labeler who may get it has had it."""
     had = aliased(Assignment)
     had_it = select(had.id).where(had.item_id == Item.id, had.user_id == User.id, ~had.adjudication, had.state != "expired")
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Item.batch_id).correlate(Item, User)
@@ -158,7 +158,7 @@ def stuck() -> ColumnElement[bool]:
 
 
 def count_stuck(session: Session) -> dict[int, int]:
-    """Batch id -> number of stuck items in it, for open batches."""
+    """Map open batches to their number of stuck items."""
     query = select(Item.batch_id, func.count()).join(Batch, Batch.id == Item.batch_id).where(Batch.open, stuck())
     return dict(session.execute(query.group_by(Item.batch_id)).all())
 
@@ -191,7 +191,7 @@ def _item_conditions(wanted: Filter) -> Iterator[ColumnElement[bool]]:
 
 
 def _narrowed(query: Any, wanted: Filter, *columns: Any) -> Any:
-    """Only rows whose JSON may hold the text; text that JSON escapes is not narrowed down."""
+    """Prefilter rows whose JSON may contain the text. Text that JSON escapes is not prefiltered."""
     text = wanted.text.strip()
     if not text or not text.isascii() or json.dumps(text)[1:-1] != text:
         return query
@@ -200,7 +200,7 @@ def _narrowed(query: Any, wanted: Filter, *columns: Any) -> Any:
 
 
 def _matching(session: Session, query: Any, wanted: Filter) -> Iterator[Any]:
-    """The rows of a query that contain the text, read a thousand at a time."""
+    """Yield the rows of a query that contain the text."""
     text = wanted.text.strip().casefold()
     for row in session.execute(query.execution_options(yield_per=1000)):
         item, answer = row[0], row[2].answer if len(row) > 2 else None
@@ -209,7 +209,7 @@ def _matching(session: Session, query: Any, wanted: Filter) -> Iterator[Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text inside of a JSON value, without the names of fields."""
+    """Yield all texts in a JSON value, except field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

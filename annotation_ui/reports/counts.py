@@ -1,4 +1,4 @@
-"""How much a labeler has done and has left: a few index lookups, independent of the number of items."""
+"""Counts of a labeler's finished and remaining items, from a few index lookups."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""New judgments in the order in which they were stored, for programs that follow the labeling."""
+"""New judgments in storage order, for programs that follow the labeling."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _DAY_S = 86_400.0
 def new_judgments(
     database: Database, after: int, batches: Sequence[str] = (), limit: int = 100, by: Actor = SHELL
 ) -> list[Json]:
-    """The judgments, skips and undos with an id above `after`, oldest first.
+    """Return judgments, skips and undos with ids above `after`, oldest first.
 
     `rows` of each has the answer before an export makes records of it, in the item's own order. It is empty for a skip.
     Those of an undo have the earlier answer that counts again, if there is one. The audit trail gets a record if the first
@@ -50,14 +50,14 @@ def new_judgments(
 
 
 def _recorded_today(session: Session, by: Actor) -> bool:
-    """Whether the audit trail has a record of the last day that this token follows judgments."""
+    """Return whether the audit trail recorded in the last day that this token follows judgments."""
     mine = (AuditRecord.token_id == by.token_id, AuditRecord.user_id == by.user_id)
     recent = (AuditRecord.action == "follow", AuditRecord.created_at > time.time() - _DAY_S)
     return session.scalar(select(AuditRecord.id).where(*mine, *recent).limit(1)) is not None
 
 
 def _newest_settled(database: Database, after: int) -> int:
-    """The newest id below which no judgment can still appear.
+    """Return the newest id below which no judgment can still appear.
 
     PostgreSQL hands out ids before transactions end: a judgment may become visible after one with a larger id. Once the
     table is locked, no transaction that has an id is still open.

@@ -1,4 +1,4 @@
-"""Writes judgments as the rows that training reads (docs/data.md), with a manifest that describes them.
+"""Exports judgments as training data (docs/data.md), with a manifest.
 
 A raw row is one labeler's judgment; an aggregated row combines all judgments of an item: the lead's decision where
 there is one, else the mean rank or the majority. Labelers appear by pseudonym only.
@@ -40,7 +40,7 @@ def records() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What to export.
+    """The selection and format of an export.
 
     Attributes:
         record: a key of `records()`.
@@ -62,7 +62,7 @@ class Selection:
     times: bool = False
 
     def check(self) -> None:
-        """Refuse impossible selections."""
+        """Raise UserError for an invalid selection."""
         if self.record not in records():
             raise UserError(f"record {self.record!r}: must be one of {', '.join(records())}")
         if self.preferences and not (self.aggregated and self.record == "rankings"):
@@ -95,14 +95,14 @@ def export(database: Database, selection: Selection, path: Path, by: Actor = SHE
 
 
 def rows_to_export(database: Database, selection: Selection) -> list[Json]:
-    """The rows that `export` would write."""
+    """Return the rows that `export` would write."""
     selection.check()
     with database.read() as session:
         return _rows_of_judgments(session, selection, _selected_judgments(session, selection))
 
 
 def check_batches(session: Session, names: Sequence[str]) -> None:
-    """Raise: UserError, if there is no batch of one of the names."""
+    """Raise UserError if a batch does not exist."""
     known = session.scalars(select(Batch.name).where(Batch.name.in_(names))).all() if names else []
     for name in names:
         if name not in known:
@@ -147,7 +147,7 @@ def _skip_row(skip: CurrentJudgment, ids: dict[int, str]) -> Json:
 
 
 def _raw_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
-    """The rows of each answer. A lead's decision is marked, and so are the answers that it overrules.
+    """Yield the rows of each answer. A lead's decision and the answers that it overrules are marked.
 
     No decision overrules a demonstration: that a labeler's ranking does not count says nothing about the answer they wrote.
     """
@@ -168,7 +168,7 @@ def _times(selection: Selection, judgment: CurrentJudgment) -> Json:
 
 
 def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
-    """The rows of one answer for each item, or of all answers if the task cannot combine them."""
+    """Yield the rows of one combined answer per item, or of all answers if the task cannot combine them."""
     by_item: dict[int, list[CurrentJudgment]] = {}
     for judgment in judgments:
         by_item.setdefault(judgment.item.id, []).append(judgment)
@@ -185,14 +185,14 @@ def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment], ids
 
 
 def _records_of_answer(record: str, task: Task, item: Item, answer: Json, rules: Sequence[Json]) -> Iterator[Json]:
-    """The rows of one answer as records of a kind, with the category of the item."""
+    """Yield the rows of one answer as records of a kind, with the item's category."""
     category = {"category": item.content["category"]} if "category" in item.content else {}
     for row in task.records_of(record, item.content, answer, rules):
         yield {**row, **category}
 
 
 def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
-    """For each item the field `preferences` of its row; nothing where labelers share no item.
+    """Return the field `preferences` for each item, if labelers share items.
 
     Estimated separately for each task, from labelers' judgments only: a lead's decisions do not measure reliability.
     """
@@ -209,7 +209,7 @@ def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
 
 
 def exported_ids(session: Session, items: Iterable[Item]) -> dict[int, str]:
-    """The id of each item in exports, by the item's number: that of the imported row, if it had one.
+    """Map items to their exported ids: the id of the imported row, if it has one.
 
     Rows of several imports can have the same id, such as those that `align sample` numbers. From the second import on, the
     id is then `ID@BATCH`, with the number of the batch, which a new name does not change.

@@ -13,7 +13,7 @@ from annotation_ui.store.schema import Judgment, User
 from annotation_ui.tasks import Json
 
 GAP_S = 300.0
-"""A pause between two answers that is longer than this is not working time."""
+"""Longest pause between two answers that counts as working time, in seconds."""
 COLUMNS = ("day", "labeler", "exported as", "hours", "items")
 _DAY = 86_400
 _ANSWERS = ("submit", "late", "edit", "adjudicate")
@@ -75,12 +75,12 @@ def hours(session: Session, since: date | None = None, until: date | None = None
 
 
 def today() -> date:
-    """The present day in UTC."""
+    """Return the current date in UTC."""
     return _day(time.time())
 
 
 def _joined(spans: Iterable[tuple[float, float]], gap: float) -> Iterator[tuple[float, float]]:
-    """Spans of time without overlaps; those with a pause of at most `gap` between them are one."""
+    """Merge spans of time that overlap, or are at most `gap` apart."""
     begun: float | None = None
     ended = 0.0
     for start, end in sorted(spans):
@@ -94,7 +94,7 @@ def _joined(spans: Iterable[tuple[float, float]], gap: float) -> Iterator[tuple[
 
 
 def _by_day(start: float, end: float) -> Iterator[tuple[date, float]]:
-    """The parts of a span of time on each day."""
+    """Yield the duration of a span of time on each day."""
     while start < end:
         day = _day(start)
         midnight = _midnight(day + timedelta(days=1))
@@ -108,7 +108,7 @@ def _day(moment: float) -> date:
 
 @cache
 def _date(days: int) -> date:
-    """The date some days after 1970-01-01."""
+    """Return the date a number of days after 1970-01-01."""
     return date(1970, 1, 1) + timedelta(days=days)
 
 

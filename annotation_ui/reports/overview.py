@@ -1,4 +1,4 @@
-"""Tables for the lead: progress, speed, agreement, disagreements and win rates, each as a list of plain rows."""
+"""The lead's tables as lists of rows: progress, judgments per day, agreement, disagreements and win rates."""
 
 import time
 from collections import Counter, defaultdict
@@ -119,7 +119,7 @@ def _coefficients(facts: TaskFacts) -> list[Json]:
 
 
 def disagreeing_items(session: Session, task: str) -> list[tuple[int, float, int]]:
-    """(item id, agreement, number of labelers) of the items on which labelers differ, lowest agreement first.
+    """Return (item id, agreement, number of labelers) of items on which labelers disagree, lowest agreement first.
 
     Items that a lead decided, or whose answer was known before, are left out.
     """
@@ -136,7 +136,7 @@ def _disagreeing_items(facts: TaskFacts) -> Iterator[tuple[int, float, int]]:
 
 
 def disagreements(session: Session, task: str, limit: int = 50) -> list[Json]:
-    """The first rows of `disagreeing_items`, with the items' ids and prompts."""
+    """Return the first rows of `disagreeing_items` with ids and prompts."""
     rows = disagreeing_items(session, task)[:limit]
     items = {item.id: item for item in session.scalars(select(Item).where(Item.id.in_([number for number, *_ in rows])))}
     return [

@@ -48,7 +48,7 @@ def _row(model: str, by_item: list[list[int]]) -> Json:
 
 
 def mean_and_half_width(groups: list[list[int]]) -> tuple[float, float | None]:
-    """The mean of all values, and half the width of its 95 % interval if whole groups are the units of sampling.
+    """Return the mean of all values, and half the width of its 95 % interval with groups as units of sampling.
 
     The variance is that of a ratio of two sums over groups (linearized, Cochran 1977, section 6.3); None for one group.
     """

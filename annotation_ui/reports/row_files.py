@@ -1,4 +1,4 @@
-"""Rows of an export as the content of a file: JSON Lines and Parquet for training, CSV for a spreadsheet."""
+"""Serialization of exported rows: JSON Lines and Parquet for training, CSV for spreadsheets."""
 
 import csv
 import io
@@ -17,17 +17,17 @@ _FORMULA = tuple("=+-@＝＋－＠")  # what begins a formula, in full width, to
 
 
 def to_jsonl(rows: list[Json]) -> bytes:
-    """One JSON object a line, as training reads it."""
+    """Return one JSON object per line."""
     return "".join(json.dumps(unambiguous(row), ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def assistant_turns(answer: Any) -> Any:
-    """An answer as a list of one message."""
+    """Return an answer as a list with one message."""
     return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
 
 
 def to_parquet(rows: list[Json]) -> bytes:
-    """Conversations stay lists of messages; if some prompts are texts and some are lists, all become lists."""
+    """Return Parquet. If some prompts are texts and some are lists of messages, all become lists."""
     import pyarrow
     import pyarrow.parquet
 
@@ -45,7 +45,7 @@ def to_parquet(rows: list[Json]) -> bytes:
 
 
 def to_csv(rows: list[Json], columns: Sequence[str] = ()) -> bytes:
-    """For spreadsheets, not for training: no cell can run as a formula. Excel needs the byte order mark to read UTF-8."""
+    """Return CSV for spreadsheets. No cell can run as a formula. Excel needs the byte order mark to read UTF-8."""
     columns = columns or sorted({field for row in rows for field in row})
     text = io.StringIO()
     writer = csv.writer(text)
@@ -56,13 +56,13 @@ def to_csv(rows: list[Json], columns: Sequence[str] = ()) -> bytes:
 
 
 def plain_cell(value: Any) -> str:
-    """A value as text that a spreadsheet shows but never runs as a formula."""
+    """Return a value as text that spreadsheets do not run as a formula."""
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"'{text}" if text.lstrip()[:1] in _FORMULA or text[:1] in ("\t", "\r", "\n") else text
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file: all of it or, after an error, nothing."""
+    """Write a file atomically."""
     try:
         with new_file(path) as file:
             file.write(content)
@@ -71,4 +71,4 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 FORMATS: dict[str, Callable[[list[Json]], bytes]] = {"jsonl": to_jsonl, "parquet": to_parquet, "csv": to_csv}
-"""How rows are written, by the suffix of the file."""
+"""Serializers by file suffix."""

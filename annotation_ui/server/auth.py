@@ -52,13 +52,13 @@ class Auth:
             rule = f"letters of one alphabet, digits, '.', '_', '-', '@' and '+' only, at most {MAX_NAME}"
             raise UserError(f"user name {given!r}: {rule}")
         if _PSEUDONYM.fullmatch(lookalike(name)):
-            raise UserError(f"user name {name!r}: names of this form are pseudonyms of exports; choose another one")
+            raise UserError(f"user name {name!r} has the form of a pseudonym; choose another name")
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
             for other in session.scalars(select(User.name)):  # `Ann` beside `ann` would be taken for one person
                 if lookalike(other) == lookalike(name):
-                    raise UserError(f"there is a user {other!r} already")
+                    raise UserError(f"user {other!r} already exists")
             pseudonym = f"labeler-{secrets.token_hex(4)}"
             session.add(User(name=name, role=role, password_hash=hashed, pseudonym=pseudonym))
         return password
@@ -100,7 +100,7 @@ class Auth:
                 return None
             taken = session.scalar(select(User.id).where(User.name == "lead")) is not None
         if taken:
-            raise UserError("no lead can sign in: make one with `align annotate activate-user NAME --role lead`")
+            raise UserError("no active lead; run `align annotate activate-user NAME --role lead`")
         return self.create_user("lead", "lead")
 
     def sign_in(self, name: str, password: str, address: str) -> str | None:
@@ -176,7 +176,7 @@ class Auth:
             failures = select(func.count(FailedSignIn.id)).where(FailedSignIn.name == name)
             from_address = session.scalar(failures.where(FailedSignIn.address == address)) or 0
             if from_address >= FAILURES or (session.scalar(failures) or 0) >= NAME_FAILURES:
-                raise TooManyAttemptsError("too many wrong passwords: wait 15 minutes")
+                raise TooManyAttemptsError("too many failed sign-ins; wait 15 minutes")
             attempt = FailedSignIn(name=name, address=address)
             session.add(attempt)
             session.flush()
@@ -186,7 +186,7 @@ class Auth:
 def hash_password(password: str) -> str:
     """The Argon2 hash of a password."""
     if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
-        raise UserError(f"a password has {MIN_PASSWORD} to {MAX_PASSWORD} characters")
+        raise UserError(f"passwords must have {MIN_PASSWORD} to {MAX_PASSWORD} characters")
     return _HASHER.hash(password)
 
 

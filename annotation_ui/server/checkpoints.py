@@ -96,7 +96,7 @@ class Checkpoints:
         """Start to load a model and return at once; `status` shows the progress."""
         name = name.strip()
         if not name:
-            raise UserError("name a model: a folder, a hub name or a built-in one")
+            raise UserError("no model given; use a folder, a hub name or a built-in model")
         self._requested = name
         self._status = Status("loading", name, "waiting until the current reply is complete" if self._lock.locked() else "")
 
@@ -123,11 +123,11 @@ class Checkpoints:
         with self._lock:
             wanted = name or self._requested  # not a model that another batch has loaded
             if not wanted:
-                raise UserError("no model is loaded: ask the lead to load one")
+                raise UserError("no model loaded; ask the lead to load one")
             try:
                 model = self._ensure_loaded(wanted)
             except UserError:
-                raise UserError("the model cannot be loaded: see the lead's page") from None
+                raise UserError("the model failed to load; see the lead's page") from None
             with suppress(OSError):  # of a process that has ended, which `read` reports
                 turns = [{"role": message["role"], "content": message["content"]} for message in messages]
                 model.connection.send((turns, max_new_tokens))

@@ -18,24 +18,24 @@ from annotation_ui.store.database import database_error_line
 
 LEADS_ONLY = "for leads only"
 _TITLES = {
-    400: "This address cannot be read",
+    400: "Bad request",
     401: "Sign in first",
-    403: "Not for you",
-    404: "There is no such page",
-    405: "This page cannot do that",
+    403: "Access denied",
+    404: "Page not found",
+    405: "Method not allowed",
     413: "Too large",
-    422: "Something is missing",
-    500: "The server made a mistake",
-    503: "Nothing can be stored now",
+    422: "Invalid input",
+    500: "Server error",
+    503: "Service unavailable",
 }
 _ADVICE = {
     401: "Your session has ended.",
-    403: "This page is for leads. Ask one of them if you need it.",
-    404: "The address may be mistyped, or what was there is gone.",
-    422: "Go back, fill in every field and try again.",
-    500: "Nothing that was acknowledged is lost. Try again. If the error stays, tell the operator of this server.",
-    503: "The disk is full, or the database cannot be reached. Try again in a minute. If the error stays, tell "
-    "the operator of this server.",
+    403: "Only leads can open this page.",
+    404: "The address is mistyped, or the page no longer exists.",
+    422: "Go back, fill in all fields, and try again.",
+    500: "Saved work is not lost. Try again. If the error persists, contact the server's operator.",
+    503: "The disk is full, or the database is unavailable. Try again in a minute. If the error persists, "
+    "contact the server's operator.",
 }
 _PAGE = Template((Path(__file__).parents[1] / "static" / "login.html").read_text(encoding="utf-8"))
 
@@ -54,14 +54,14 @@ def cannot_store(error: OperationalError) -> str:
     """Log that the disk is full or the database unavailable; returns the line for programs, which repeat the request."""
     with suppress(OSError):  # the log may lie on the same disk
         print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
-    return "nothing can be stored now; this page tries again"
+    return "cannot store anything at the moment; the page retries"
 
 
 def error_page(status: int, detail: str = "") -> str:
     """The page of an error; `detail` is shown where there is no fixed advice."""
-    title = _TITLES.get(status, "This did not work")
+    title = _TITLES.get(status, "Request failed")
     advice = detail.capitalize() if status == 403 and detail != LEADS_ONLY else _ADVICE.get(status, detail.capitalize())
-    return plain_page(title, f'<p>{escape(advice)}</p><p><a href="{root_path.get()}/">To the labeling page</a></p>')
+    return plain_page(title, f'<p>{escape(advice)}</p><p><a href="{root_path.get()}/">Back to labeling</a></p>')
 
 
 def add_error_pages(app: FastAPI) -> None:
@@ -90,6 +90,6 @@ def add_error_pages(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
         """Unexpected errors; the traceback goes to the log. The guard does not see this answer any more."""
-        response = answer(request, 500, "the server made a mistake")
+        response = answer(request, 500, "internal server error")
         response.headers.update({**PROTECTING, "Cache-Control": "no-store"})
         return response

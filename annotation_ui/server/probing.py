@@ -39,11 +39,11 @@ class Probing:
         """
         context = self._judgments.load(user_id, assignment_id)
         if context.assignment.state != "leased" or context.assignment.transcript is None:
-            raise ConflictError("this item is not open")
+            raise ConflictError("the item is not open")
         messages = list(context.assignment.transcript)
         if text.strip():
             if messages and not messages[-1]["content"].strip():  # training reads no conversation with an empty turn in it
-                raise BadInputError("the model's reply is empty: judge it as it is, or skip this item")
+                raise BadInputError("the model's reply is empty; judge it, or skip the item")
             if len(text) > MAX_MESSAGE or len(messages) >= 2 * MAX_TURNS:
                 raise BadInputError("text: the message or the conversation is too long")
             messages.append({"role": "user", "content": text})

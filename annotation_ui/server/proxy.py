@@ -32,9 +32,9 @@ def proxy_sign_in(header: str, address: str) -> ProxySignIn | None:
     if not header and not address:
         return None
     if not header or not address:
-        raise UserError("--proxy-user-header and --proxy-address belong together: give both")
+        raise UserError("--proxy-user-header and --proxy-address must be given together")
     if not _HEADER.fullmatch(header):
-        raise UserError(f"--proxy-user-header {header!r}: must be the name of a header, such as X-Forwarded-User")
+        raise UserError(f"--proxy-user-header {header!r}: must be a header name such as X-Forwarded-User")
     found = _address(address)
     if found is None:
         raise UserError(f"--proxy-address {address!r}: must be the IP address of the proxy")

@@ -168,7 +168,7 @@ def _checked_settings(task: str, text: str) -> Json:
     for name, value in settings.items():
         if type(value) is not kinds.get(name):
             known = ", ".join(f"{each} ({kind.__name__})" for each, kind in kinds.items())
-            raise UserError(f"settings: {name!r} is not one of {known}, or has another type")
+            raise UserError(f"settings: unknown name or wrong type for {name!r}; settings: {known}")
     return settings
 
 

@@ -37,10 +37,10 @@ def uploaded(settings: Settings, key: str) -> Iterator[Path]:
         key: the value that the page's files.js returned: a key, or the reason why there is none.
     """
     if not _UPLOAD.fullmatch(key):
-        raise UserError(key or "choose a file first")
+        raise UserError(key or "select a file first")
     paths = list((settings.uploads / key).glob("*"))
     if len(paths) != 1:
-        raise UserError("the uploaded file is no longer there: choose it again")
+        raise UserError("the uploaded file no longer exists; select it again")
     try:
         yield paths[0]
     finally:

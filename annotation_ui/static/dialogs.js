@@ -2,8 +2,8 @@
 
 import { BASE, h } from "./dom.js";
 
-const REASONS = ["I do not understand the task or the text", "I do not know enough to judge it", "It is broken, cut off or empty",
-  "I do not want to read this"];
+const REASONS = ["I don't understand the task or the text", "I don't know enough about the topic", "The text is broken, cut off or empty",
+  "I don't want to read this"];
 
 // Asks for the password until the session is renewed; what is on the page stays. Calls meanwhile wait for the same answer.
 export class SignIn {
@@ -28,10 +28,10 @@ export class SignIn {
       done();
     } },
     h("h2", {}, "Your session has ended"),
-    h("p", {}, "What you wrote is still here. Sign in again to save it and go on."),
+    h("p", {}, "Your work is still here. Sign in again to save it and continue."),
     h("label", {}, "Name", h("input", { name: "name", autocomplete: "username", readonly: true, value: this.user })),
     h("label", {}, "Password", password), problem,
-    h("div", { class: "row" }, h("button", { class: "primary" }, "Sign in"), h("a", { href: `${BASE}/login` }, "Sign in as somebody else")));
+    h("div", { class: "row" }, h("button", { class: "primary" }, "Sign in"), h("a", { href: `${BASE}/login` }, "Use another account")));
     this.dialog.replaceChildren(form);
     document.querySelector(".workbench").append(this.dialog);
     this.dialog.showModal();
@@ -41,15 +41,15 @@ export class SignIn {
   async refusalOf(password) {
     const body = new URLSearchParams({ name: this.user, password });
     const answer = await fetch(`${BASE}/login`, { method: "POST", body, redirect: "manual" }).catch(() => null);
-    if (answer === null || answer.status >= 500) return "The server cannot be reached. Try again.";
+    if (answer === null || answer.status >= 500) return "Cannot reach the server. Try again.";
     if (answer.type === "opaqueredirect") return "";
-    return answer.status === 429 ? "Too many attempts. Wait some minutes and try again." : "Wrong password.";
+    return answer.status === 429 ? "Too many attempts. Wait a few minutes and try again." : "Wrong password.";
   }
 }
 
 // Shows the dialog of a skip; `skip(reason)` is called unless it is left with Escape.
 export function askForSkip(frame, skip) {
-  const own = h("input", { class: "note", maxlength: "1000", "aria-label": "Another reason", placeholder: "Another reason" });
+  const own = h("input", { class: "note", maxlength: "1000", "aria-label": "Other reason", placeholder: "Other reason" });
   const finish = (reason) => {
     frame.dialog.close();
     skip(reason);
@@ -63,7 +63,7 @@ export function askForSkip(frame, skip) {
       if (event.key.toLowerCase() === "s") finish("");
       else choices[Number(event.key) - 1]?.click();
     } },
-  h("p", { class: "hint" }, "Somebody else will get this item. A reason helps the lead; none is needed."),
+  h("p", { class: "hint" }, "Another labeler gets this item. A reason is optional and helps the lead."),
   h("div", { class: "reasons" }, choices), own,
   h("div", { class: "row" }, h("button", { class: "primary" }, "Skip ", h("kbd", { "aria-hidden": "true" }, "S")),
     h("button", { type: "button", onclick: () => frame.dialog.close() }, "Cancel ", h("kbd", { "aria-hidden": "true" }, "Esc"))));

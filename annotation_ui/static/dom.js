@@ -27,7 +27,7 @@ export class RefusedError extends Error {
 class UnavailableError extends Error {}
 
 // The status line while a request is repeated.
-export const retryText = (error) => `${error instanceof UnavailableError ? "The server cannot answer" : "No connection"}, trying again…`;
+export const retryText = (error) => `${error instanceof UnavailableError ? "Server unavailable" : "No connection"}. Retrying…`;
 
 let signIn = null;
 
@@ -147,7 +147,7 @@ export function conversation(messages) {
         { class: `message ${message.role}` },
         h("h3", { class: "speaker" }, names[message.role] ?? message.role),
         written(message),
-        message.cut ? h("p", { class: "hint cut" }, "Cut off at the limit of tokens") : null,
+        message.cut ? h("p", { class: "hint cut" }, "Cut off at the token limit") : null,
       ),
     ),
   );

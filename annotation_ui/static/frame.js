@@ -12,7 +12,7 @@ export class Frame {
     this.left = h("span", { class: "left" });
     this.count = h("span", { class: "count" });
     this.today = h("span", { class: "today" });
-    this.raw = h("button", { class: "link", type: "button", "data-action": "raw", title: "Show texts as they were written (R)",
+    this.raw = h("button", { class: "link", type: "button", "data-action": "raw", title: "Show raw text (R)",
       "aria-pressed": String(isRaw()), onclick: () => this.toggleRaw() }, "Raw text");
     this.problem = h("span", { class: "problem" });
     this.stage = h("div", { class: "stage", id: "stage" });
@@ -57,7 +57,7 @@ export class Frame {
   toggleRaw() {
     const raw = toggleRaw(this.root);
     this.raw.setAttribute("aria-pressed", String(raw));
-    this.live.textContent = raw ? "Texts as they were written" : "Texts rendered";
+    this.live.textContent = raw ? "Showing raw text" : "Showing rendered text";
   }
 
   // In the corner: whether the draft is saved, or why not yet.

@@ -3,7 +3,7 @@
 import { setAddress } from "./address.js";
 import { h } from "./dom.js";
 
-const help = () => [["↑ ↓", "choose an answer"], ["Enter", "open it to change it"], ["← →", "newer, older"],
+const help = () => [["↑ ↓", "select an answer"], ["Enter", "edit the answer"], ["← →", "newer or older answers"],
   ["W or Esc", "back to labeling"]];
 
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
@@ -41,13 +41,13 @@ function mountHistory(root, page, actions) {
     h("span", { class: "work-task" }, row.title),
     h("span", { class: "work-prompt" }, row.prompt || "–"),
     h("span", { class: "work-answer" }, row.answer),
-    h("time", { datetime: new Date(row.at * 1000).toISOString() }, day.format(row.at * 1000), row.edited ? " · changed" : "")));
+    h("time", { datetime: new Date(row.at * 1000).toISOString() }, day.format(row.at * 1000), row.edited ? " · edited" : "")));
   const button = (name, sign, action, shown) => h("button", { type: "button", "data-action": name, hidden: !shown, onclick: action }, sign);
   const nothing = h("p", { class: "hint" }, "You have not submitted anything yet.");
   root.append(h("div", { class: "my-work" },
     h("div", { class: "row" }, h("h2", {}, "My work"), h("span", { class: "grow" }),
       h("button", { type: "button", "data-action": "leave", onclick: actions.leave }, "Back to labeling ", h("kbd", {}, "W"))),
-    h("p", { class: "hint" }, "Open an answer to change it. The old answer counts until you submit the change; every version is kept."),
+    h("p", { class: "hint" }, "Open an answer to edit it. The old answer counts until you submit the new one. All versions are kept."),
     entries.length ? h("ol", { class: "work-list" }, entries.map((entry) => h("li", {}, entry))) : nothing,
     h("div", { class: "row" }, button("newer", "← Newer", actions.newer, Boolean(actions.newer)), h("span", { class: "grow" }),
       button("older", "Older →", actions.older, page.more))));

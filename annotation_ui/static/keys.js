@@ -2,9 +2,9 @@
 
 import { h, isTyping } from "./dom.js";
 
-export const help = [["Enter", "submit"], ["U", "undo; with nothing to undo, reopen your last answer"],
-  ["S", "skip this item, with a reason or without (S S)"], ["R", "texts as they were written, or rendered"], ["W", "my work"],
-  ["G", "guidelines"], ["?", "this help"]];
+export const help = [["Enter", "submit"], ["U", "undo the last change, then reopen the last answer"],
+  ["S", "skip this item (S S: without a reason)"], ["R", "switch between raw and rendered text"], ["W", "my work"],
+  ["G", "guidelines"], ["?", "show this help"]];
 
 // Lists of [key, what it does] as one table.
 export const helpTable = (...lists) => h("table", { class: "keys" }, lists.flat().map(([key, text]) =>

@@ -13,7 +13,7 @@ import { decisionBanner, deletedNotice, guidelinesNotice, markRead, lostNotice, 
 
 const RENEW_EVERY = 60_000; // ms; an open page keeps its item
 const MAX_UNDO_STEPS = 50; // within one item
-const CHOOSE_FIRST = "First choose above what becomes of what this window shows.";
+const CHOOSE_FIRST = "First choose above which version to keep.";
 
 export async function start(element) {
   const root = element.querySelector(".workbench");
@@ -105,7 +105,7 @@ class Workbench {
     this.item = page.item;
     this.module = this.modules[task];
     this.frame.actions.hidden = !page.item;
-    this.frame.actions.querySelector('[data-action="skip"] span').textContent = page.item?.changing ? "Keep as it was" : "Skip";
+    this.frame.actions.querySelector('[data-action="skip"] span').textContent = page.item?.changing ? "Cancel edit" : "Skip";
     this.frame.stage.replaceChildren();
     if (page.item) return this.open(page.item);
     this.page = null;
@@ -130,7 +130,7 @@ class Workbench {
     this.carried = null;
     this.submitId = requestId();
     if (this.banner) this.frame.stage.append(this.banner);
-    if (item.changing && !this.deciding) this.frame.stage.append(h("p", { class: "notice changing" }, "You are changing an answer. The old answer counts until you submit."));
+    if (item.changing && !this.deciding) this.frame.stage.append(h("p", { class: "notice changing" }, "You are editing a submitted answer. The old answer counts until you submit the new one."));
     const box = this.frame.stage.appendChild(h("div", { class: "task" }));
     this.page = this.module.mount(box, item.view, {
       state: clone(this.state),
@@ -219,7 +219,7 @@ class Workbench {
     const body = { request_id: this.submitId, seconds: this.seconds, ...more };
     const path = `assignments/${this.item.assignment}/${what}`;
     const done = await this.ask("POST", path, body, (error) => this.showSubmitted(error));
-    if (done?.kind === "late") this.frame.toast("Your time for this item ran out and somebody else has it now. Your answer is stored, but not counted.");
+    if (done?.kind === "late") this.frame.toast("Your time on this item ran out, and it was assigned to another labeler. Your answer is stored but does not count.");
     if (turn !== this.turn) return;
     if (!done) {
       this.stay();
@@ -256,28 +256,28 @@ class Workbench {
       return;
     }
     if (held) return;
-    if (this.item?.changing) return this.frame.toast("There is nothing to undo. Press S to keep your answer as it was.");
+    if (this.item?.changing) return this.frame.toast("Nothing to undo. Press S to keep your submitted answer.");
     const turn = this.takeTurn();
     this.setBusy(true);
     await this.drafts.save();
     const done = await this.ask("POST", `tasks/${this.task}/undo`, { request_id: requestId() });
     if (turn !== this.turn) return;
     if (!done?.undone) {
-      if (done) this.frame.toast("There is nothing to undo");
+      if (done) this.frame.toast("Nothing to undo");
       return this.stay();
     }
     this.setBusy(false);
     this.item = null;
     await (done.deciding ? this.decide(this.task, null) : this.next());
-    this.frame.toast("Your last answer is open again");
+    this.frame.toast("Reopened your last answer");
   }
 
   showHelp() {
-    this.frame.showDialog("Keys", helpTable(this.module.help(this.item?.view), this.history ? [] : help));
+    this.frame.showDialog("Keyboard shortcuts", helpTable(this.module.help(this.item?.view), this.history ? [] : help));
   }
 
   showGuidelines() {
-    const text = this.guidelines || "<p>The lead has not written guidelines for this task.</p>";
+    const text = this.guidelines || "<p>This task has no guidelines yet.</p>";
     this.frame.showDialog("Guidelines", h("div", { class: "markdown", html: text }));
     if (this.unread) markRead(this.unread);
     this.unread = null;

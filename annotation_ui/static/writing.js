@@ -2,7 +2,7 @@
 
 import { call, h } from "./dom.js";
 
-export const writingHelp = [["E", "write"], ["Esc", "leave the text"], ["Ctrl+Enter", "submit while writing"], ["P", "preview"]];
+export const writingHelp = [["E", "write"], ["Esc", "leave the text field"], ["Ctrl+Enter", "submit while writing"], ["P", "preview"]];
 
 const countWords = (text) => (text.trim() ? text.trim().split(/\s+/).length : 0);
 
@@ -34,7 +34,7 @@ export class Writing {
   async preview() {
     if (!this.shown.hidden) return this.write();
     const rendered = await call("POST", "preview", { text: this.text.value }).catch(() => null);
-    if (!rendered) return this.options.toast("There is no preview now. Try again.");
+    if (!rendered) return this.options.toast("Preview failed. Try again.");
     this.shown.innerHTML = rendered.html; // sanitized by the server
     this.shown.hidden = false;
     this.text.hidden = true;

@@ -1,4 +1,4 @@
-"""The audit trail: who did what with tokens, data and personal data. Records are only added."""
+"""The audit trail of tokens, data and personal data. Records are append-only."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from annotation_ui.tasks import Json
 
 @dataclass(frozen=True)
 class Actor:
-    """A lead or a token that acts; neither: a command on the shell, or the server."""
+    """The lead or token that acts. Neither: a shell command or the server."""
 
     user_id: int | None = None
     token_id: int | None = None
@@ -26,7 +26,7 @@ def record(session: Session, action: str, detail: Json, by: Actor = SHELL) -> No
 
 
 def records(session: Session, limit: int = 100) -> list[Json]:
-    """The newest records, newest first, each with the name of the lead or the token."""
+    """Return the newest records first, with the name of the lead or token."""
     query = (
         select(AuditRecord, User.name, ApiToken.name)
         .outerjoin(User, User.id == AuditRecord.user_id)

@@ -27,7 +27,7 @@ def back_up(source: Path, target: Path) -> None:
     file of that name.
     """
     if target.exists():
-        raise UserError(f"{target}: exists already")
+        raise UserError(f"{target}: already exists")
     with _new_database(target) as partial:
         try:
             with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(partial)) as copy:
@@ -38,7 +38,7 @@ def back_up(source: Path, target: Path) -> None:
             raise UserError(f"{target}: {error}") from None
         sync(partial)
         if target.exists():
-            raise UserError(f"{target}: exists already")
+            raise UserError(f"{target}: already exists")
         os.replace(partial, target)
         sync(target.parent)
 
@@ -56,11 +56,11 @@ def restore(backup: Path, file: Path) -> Path | None:
     if not backup.is_file():
         raise UserError(f"{backup}: no such file")
     if file.exists() and backup.samefile(file):
-        raise UserError(f"{backup}: this is the database itself")
+        raise UserError(f"{backup}: is the database itself")
     for beside in (backup.with_name(backup.name + ending) for ending in ("-wal", "-journal")):
         if beside.exists() and beside.stat().st_size > 0:
             copying = f"align annotate --database sqlite:///{backup} backup FILE"
-            raise UserError(f"{backup}: its log {beside.name} holds more; copy both into one file first: `{copying}`")
+            raise UserError(f"{backup}: {beside.name} has changes that are not in the file; merge them first: `{copying}`")
     with _new_database(file) as partial:
         shutil.copyfile(backup, partial)
         try:
@@ -142,5 +142,5 @@ def _alone(file: Path) -> Iterator[None]:
             connection.execute("PRAGMA journal_mode=DELETE")
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
-            raise UserError(f"{file}: a process has it open; stop the app first ({error})") from None
+            raise UserError(f"{file}: is in use; stop the app first ({error})") from None
         yield

@@ -1,4 +1,4 @@
-"""Changes to an imported batch by a lead: settings, allowed labelers, deletion and restoration."""
+"""Changes to a batch: settings, assigned labelers, deletion and restoration."""
 
 import time
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ class BatchSettings:
 
     Attributes:
         name: not used by another batch.
-        labelers_per_item: how many labelers get each item; a lower one removes no judgment.
-        priority: batches with a higher one are given out first.
-        open: whether its items are given out.
+        labelers_per_item: number of labelers of each item. Lowering it removes no judgments.
+        priority: batches with a higher priority come first.
+        open: whether its items are assigned.
         labelers: names of those who get its items; empty: everybody. Items that others have open stay with them until they
             submit, skip or let their time run out.
     """
@@ -39,17 +39,17 @@ class BatchSettings:
 
 
 def check_name(name: str) -> str:
-    """The name of a batch, without spaces around it."""
+    """Return a batch name without surrounding spaces. Raise UserError if it is invalid."""
     name = name.strip()
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise UserError(f"a batch needs a name of at most {MAX_NAME} printable characters")
+        raise UserError(f"batch names must have 1 to {MAX_NAME} printable characters")
     return name
 
 
 def name_taken_error(batch: Batch) -> UserError:
-    """The error for another batch of the same name."""
-    hint = "" if batch.deleted_at is None else ", deleted: restore it on the lead's page and rename it to have the name"
-    return UserError(f"a batch {batch.name!r} exists already{hint}")
+    """Return the error for a name that another batch has."""
+    hint = "" if batch.deleted_at is None else " (deleted); restore and rename it on the lead's page to reuse the name"
+    return UserError(f"batch {batch.name!r} already exists{hint}")
 
 
 def check_numbers(labelers_per_item: int, priority: int) -> None:
@@ -61,22 +61,22 @@ def check_numbers(labelers_per_item: int, priority: int) -> None:
 
 
 def stored_settings(session: Session, batch: Batch) -> BatchSettings:
-    """The settings of a batch as they are stored."""
+    """Return the stored settings of a batch."""
     query = select(User.name).join(BatchLabeler, BatchLabeler.user_id == User.id)
     labelers = session.scalars(query.where(BatchLabeler.batch_id == batch.id).order_by(User.name)).all()
     return BatchSettings(batch.name, batch.labelers_per_item, batch.priority, batch.open, tuple(labelers))
 
 
 def change_batch(database: Database, name: str, new: BatchSettings, version: int) -> int:
-    """Change the settings of a batch, all or none, from the `version` that the lead has seen, and return the new version."""
+    """Change all settings of a batch at `version`, which the lead has seen, and return the new version."""
     with database.write() as session:
         batch = _batch(session, name)
         if batch.version != version:
-            raise UserError(f"another lead has changed {name} in the meantime: choose it again to see the new settings")
+            raise UserError(f"another lead changed {name}; select it again to see the new settings")
         check_numbers(new.labelers_per_item, new.priority)
         new_name = check_name(new.name)
         if not batch.complete:
-            raise UserError(f"{name} is not completely imported: wait, or import it again")
+            raise UserError(f"the import of {name} is not finished; wait, or import it again")
         other = session.scalar(select(Batch).where(Batch.name == new_name, Batch.id != batch.id))
         if other is not None:
             raise name_taken_error(other)
@@ -92,7 +92,7 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
 
 
 def set_open(database: Database, name: str, is_open: bool) -> None:
-    """Give the items of a batch out, or no more."""
+    """Open or close a batch."""
     with database.read() as session:
         batch = _batch(session, name)
         settings = stored_settings(session, batch)
@@ -100,7 +100,7 @@ def set_open(database: Database, name: str, is_open: bool) -> None:
 
 
 def delete_batch(database: Database, name: str) -> bool:
-    """Delete a batch permanently (True) or, if it has work, close and hide it (False): no judgment or draft is lost."""
+    """Delete a batch and return True. If it has work, hide it and return False: no judgment or draft is lost."""
     with database.write() as session:
         batch = _batch(session, name)
         if not has_work(session, batch):
@@ -121,7 +121,7 @@ def delete_batch(database: Database, name: str) -> bool:
 
 
 def has_work(session: Session, batch: Batch) -> bool:
-    """Whether a labeler has judged an item of the batch, or has begun to."""
+    """Return whether the batch has judgments or drafts."""
     judged = select(Judgment.id).join(Item, Item.id == Judgment.item_id).where(Item.batch_id == batch.id).limit(1)
     if session.scalar(judged) is not None:
         return True
@@ -132,7 +132,7 @@ def has_work(session: Session, batch: Batch) -> bool:
 
 
 def restore_batch(database: Database, name: str) -> None:
-    """Bring a deleted batch back, closed."""
+    """Restore a deleted batch as closed."""
     with database.write() as session:
         batch = _batch(session, name)
         batch.deleted_at = None
@@ -140,7 +140,7 @@ def restore_batch(database: Database, name: str) -> None:
 
 
 def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
-    """Give a batch only to these labelers; an empty list: to everybody."""
+    """Assign a batch to these labelers. Empty: to all labelers."""
     names = {stored_name(each) for each in labelers}
     ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(names)))}
     unknown = sorted(names - set(ids))

@@ -42,7 +42,7 @@ def current_judgments(
     items: Sequence[int] | None = None,
     skips: bool = False,
 ) -> list[CurrentJudgment]:
-    """All judgments that count now, ordered by item and then by the time they were made; or the skips not taken back."""
+    """Return the current judgments in order of item and time, or with `skips` the skips that were not undone."""
     newest = select(func.max(Judgment.id)).where(Judgment.assignment_id == Assignment.id).correlate(Assignment)
     skipped = and_(Assignment.state == "skipped", Judgment.id == newest.scalar_subquery())
     query = (

@@ -27,11 +27,11 @@ from annotation_ui.store.schema import Base, create_tables
 
 POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection
 DATA_DIR = Path("runs/annotate")
-"""Where the app keeps its SQLite file by default."""
+"""Default folder of the SQLite database."""
 
 
 def sqlite_url(folder: Path) -> str:
-    """The address of the SQLite database in a folder."""
+    """Return the URL of the SQLite database in a folder."""
     return f"sqlite:///{folder / 'annotations.db'}"
 
 
@@ -47,13 +47,13 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session that commits at the end and rolls back on an error."""
+        """Open a session that commits at the end and rolls back on an error."""
         with self._lock, Session(self._writing, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A read-only session on one snapshot of the database."""
+        """Open a read-only session on one snapshot of the database."""
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
 
@@ -73,7 +73,7 @@ class Database:
         return not busy
 
     def upgrade(self) -> None:
-        """Create the tables of a new database, or bring an older one to the newest schema."""
+        """Create the tables of a new database, or upgrade an older one to the newest schema."""
         config = _alembic_config()
         where = f"database {self.engine.url.render_as_string()}"
         try:
@@ -86,10 +86,10 @@ class Database:
         except DatabaseError as error:
             raise UserError(f"{where}: {database_error_line(error)}") from error
         except CommandError as error:
-            raise UserError(f"{where}: another version of this app made it; use that one ({error})") from error
+            raise UserError(f"{where}: was created by another version of the app ({error})") from error
 
     def revisions(self) -> tuple[str | None, str | None]:
-        """(the revision the database is at, the newest one)."""
+        """Return (the database's revision, the newest revision)."""
         with self.engine.connect() as connection:
             current = MigrationContext.configure(connection).get_current_revision()
         return current, ScriptDirectory.from_config(_alembic_config()).get_current_head()
@@ -104,7 +104,7 @@ class Database:
 
 
 def database_error_line(error: DatabaseError | UserError) -> str:
-    """The database's own error message, in one line."""
+    """Return the database's error message as one line."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 

@@ -1,4 +1,4 @@
-"""The guidelines of each task: Markdown in immutable versions; the app records who has opened which."""
+"""Guidelines of each task: immutable Markdown versions, and a record of who has opened which."""
 
 import re
 from collections import Counter
@@ -14,18 +14,18 @@ from annotation_ui.tasks.fields import is_unicode
 
 MAX_LENGTH = 100_000  # characters
 PACKAGE_GUIDELINES = package_data_root() / "forms" / "guidelines"
-"""A draft for each task, TASK.md: the lead's page offers it where the task has no guidelines yet."""
+"""Drafts, TASK.md. The lead's page offers them for tasks without guidelines."""
 # A line break within a paragraph or a point of a list: the next line begins no point, heading, quotation or row of a table.
 _WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")
 
 
 def newest(session: Session, task: str) -> Guideline | None:
-    """The version of a task's guidelines that labelers see."""
+    """Return the version of a task's guidelines that labelers see."""
     return session.scalar(select(Guideline).where(Guideline.task == task).order_by(Guideline.id.desc()).limit(1))
 
 
 def draft(task: str) -> str:
-    """The shipped text to start from, if there is one; labelers see nothing of it until a lead saves it.
+    """Return the task's draft, if any. Labelers do not see it until a lead saves it.
 
     Its lines are joined to paragraphs: the app shows a line break wherever one is written.
     """
@@ -34,16 +34,16 @@ def draft(task: str) -> str:
 
 
 def save(database: Database, task: str, text: str, author_id: int, edited: int) -> int:
-    """Store a new version of a task's guidelines and return its id. `edited`: that of the version it was made from, or 0."""
+    """Store a new version of a task's guidelines and return its id. `edited`: the id of the version it is based on, or 0."""
     if len(text) > MAX_LENGTH or "\0" in text or not is_unicode(text):
         raise UserError(f"guidelines: must be text of at most {MAX_LENGTH} characters")
     with database.write() as session:
         database.lock_table(session, Guideline)
         latest = newest(session, task)
         if (latest.id if latest else 0) != edited:
-            raise UserError("another lead has saved new guidelines: copy your text, then click the newest version")
+            raise UserError("another lead saved a newer version; copy your text, then open the newest version")
         if latest is not None and latest.text == text:
-            raise UserError("nothing has changed: this is the version in force")
+            raise UserError("no changes: the text equals the current version")
         row = Guideline(task=task, text=text, author_id=author_id)
         session.add(row)
         session.flush()
@@ -51,7 +51,7 @@ def save(database: Database, task: str, text: str, author_id: int, edited: int) 
 
 
 def unread(session: Session, task: str, user_id: int) -> Guideline | None:
-    """The guidelines in force if the labeler has not opened this version, else None; an empty text needs no reading."""
+    """Return the current guidelines if they are not empty and the labeler has not opened them, else None."""
     latest = newest(session, task)
     if latest is None or not latest.text.strip() or session.get(GuidelineRead, (latest.id, user_id)) is not None:
         return None
@@ -59,7 +59,7 @@ def unread(session: Session, task: str, user_id: int) -> Guideline | None:
 
 
 def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
-    """Record that a labeler has opened this version; a version that does not exist is ignored."""
+    """Record that a labeler has opened this version. Unknown versions are ignored."""
     with database.write() as session:
         session.get(User, user_id, with_for_update=True)  # two tabs may report at once
         if session.get(Guideline, guideline_id) and not session.get(GuidelineRead, (guideline_id, user_id)):
@@ -67,7 +67,7 @@ def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
 
 
 def numbers(session: Session) -> dict[int, int]:
-    """The number of each version, counted from 1 for each task, by its id."""
+    """Map version ids to version numbers, which start from 1 for each task."""
     counts: Counter[str] = Counter()
     found = {}
     for version, task in session.execute(select(Guideline.id, Guideline.task).order_by(Guideline.id)):
@@ -77,7 +77,7 @@ def numbers(session: Session) -> dict[int, int]:
 
 
 def versions(session: Session, task: str) -> list[tuple[int, Guideline, str, int]]:
-    """(number, counted from 1 for each task; version; author's name; how many people have opened it), newest first."""
+    """Return (version number, version, author, number of readers), newest first."""
     readers = dict(
         session.execute(select(GuidelineRead.guideline_id, func.count()).group_by(GuidelineRead.guideline_id)).all()
     )

@@ -1,4 +1,4 @@
-"""Makes batches of items from JSON Lines files of prompts or samples; errors name the line.
+"""Imports JSON Lines files of prompts or samples as batches. Errors name the line.
 
 A row is `{"prompt": ...}` or what `align sample` writes, `{"prompt", "responses", "model", "id"}`; most tasks make one
 item of it. A known answer under `gold` makes the item an attention item, which is mixed into every labeler's work, or
@@ -52,7 +52,7 @@ class NewBatch:
 
 
 def import_file(database: Database, batch: NewBatch, path: Path, name: str = "", by: Actor = SHELL) -> int:
-    """Make the batch from a file, all or nothing, and return the number of items. Errors call it by `name` (or its path)."""
+    """Import a file, all or nothing, and return the number of items. Errors name it `name`, or its path."""
     name = name or str(path)
     if path.suffix.lower() != ".jsonl":
         raise UserError(f"{name}: not a .jsonl file (one JSON object per line)")
@@ -68,7 +68,7 @@ def import_file(database: Database, batch: NewBatch, path: Path, name: str = "",
 
 
 def parse_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
-    """Yield (FILE:LINE, row) for each line that is not blank."""
+    """Yield (FILE:LINE, row) for each nonblank line."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -85,7 +85,7 @@ def parse_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
 
 
 def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Json]], by: Actor = SHELL) -> int:
-    """Make a batch from (where, row) pairs, all or nothing, and return the number of items.
+    """Import (where, row) pairs, all or nothing, and return the number of items.
 
     The items are stored a few at a time, to let labelers' writes come in between. None is given out before all are
     stored. If the process is killed meanwhile, the same import can be started again under the same name.
@@ -100,9 +100,9 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
             count += len(chunk)
             purposes |= {item["purpose"] for item in chunk}
         if count == 0:
-            raise UserError("there are no rows to import")
+            raise UserError("the file has no rows")
         if purposes == {"attention"}:
-            raise UserError('every row has "gold": attention items need work around them (or "training": true)')
+            raise UserError('every row has "gold": attention items need other items (or set "training": true)')
         with database.write() as session:
             stored = _stored_batch(session, batch)
             stored.complete = stored.open = True
@@ -115,7 +115,7 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
 
 
 def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
-    """A closed batch without items, and its rules."""
+    """Create a closed batch without items. Return it and its rules."""
     if new.task not in TASKS:
         raise UserError(f"task {new.task!r}: must be one of {', '.join(TASKS)}")
     name = check_name(new.name)
@@ -131,7 +131,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
     with database.write() as session:
         rule_set = rule_sets.newest(session, new.rule_set) if new.rule_set else None
         if rule_set is None and (new.rule_set or TASKS[new.task].needs_rules):
-            raise UserError(f"no rule set {new.rule_set!r}: import its file first" if new.rule_set else "name a rule set")
+            raise UserError(f"no rule set {new.rule_set!r}; load it first" if new.rule_set else "this task needs a rule set")
         batch = Batch(
             name=name,
             task=new.task,
@@ -163,12 +163,12 @@ def _store_items(database: Database, batch: Batch, items: list[Json], first: int
 def _stored_batch(session: Session, batch: Batch) -> Batch:
     stored = session.get(Batch, batch.id)
     if stored is None:
-        raise UserError(f"another import has taken the name {batch.name!r}")
+        raise UserError(f"another import is using the name {batch.name!r}")
     return stored
 
 
 def _remove_incomplete(database: Database, batch_id: int) -> None:
-    """Remove a batch without assignments, a few items at a time."""
+    """Remove a batch without assignments in chunks of items."""
     while True:
         with database.write() as session:
             some = select(Item.id).where(Item.batch_id == batch_id).limit(_REMOVE_CHUNK)
@@ -180,7 +180,7 @@ def _remove_incomplete(database: Database, batch_id: int) -> None:
 
 
 def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str, Json]]) -> Iterator[Json]:
-    """The imported rows as database rows of items. A row with the id of an earlier one gets `ID#2`, `ID#3` and so on."""
+    """Yield database rows of items for imported rows. Repeated ids become `ID#2`, `ID#3` and so on."""
     ids: Counter[str] = Counter()
     for where, row in rows:
         try:
@@ -209,7 +209,7 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
 
 
 def _known_answers(task: Task, row: Json, contents: list[Json]) -> list[Json | None]:
-    """The known answer of each of a row's items, with the row's explanation."""
+    """Return the known answer of each item of a row, with the row's explanation."""
     if row.get("gold") is None:
         return [None] * len(contents)
     if not isinstance(row["gold"], dict):
@@ -219,7 +219,7 @@ def _known_answers(task: Task, row: Json, contents: list[Json]) -> list[Json | N
 
 
 def _purpose(row: Json, known_answer: Json | None) -> str:
-    """The purpose of an item: training and attention items have a known answer."""
+    """Return the purpose of an item. Training and attention items have a known answer."""
     training = row.get("training", False)
     if not isinstance(training, bool):
         raise BadInputError("training: must be true or false")

@@ -1,4 +1,4 @@
-"""Labelers' decisions and drafts: append-only judgments, undo, changes of earlier answers.
+"""Judgments and drafts: append-only storage, undo, and edits of earlier answers.
 
 Every call names the labeler; assignments of other labelers do not exist for them.
 """
@@ -21,15 +21,15 @@ KNOWN_ANSWER_SHOWN = "a training item: its known answer was shown, so your answe
 
 
 class AssignmentNotFoundError(LookupError):
-    """This labeler has no such assignment."""
+    """Raised if the labeler has no such assignment."""
 
 
 class ConflictError(Exception):
-    """The assignment is in another state than the request assumes; the message tells the labeler what to do."""
+    """Raised if the assignment's state does not allow the request. The message tells the labeler what to do."""
 
 
 class BatchDeletedError(ConflictError):
-    """The lead has deleted the batch of the assignment: an answer would not be exported."""
+    """Raised if a lead deleted the assignment's batch: an answer would not be exported."""
 
     def __init__(self) -> None:
         super().__init__("the lead has deleted this batch, so an answer would not count; your draft is kept")
@@ -37,7 +37,7 @@ class BatchDeletedError(ConflictError):
 
 @dataclass(frozen=True)
 class AssignmentContext:
-    """A labeler's assignment with everything that its page needs."""
+    """An assignment with its item, batch and rules."""
 
     assignment: Assignment
     item: Item
@@ -45,19 +45,19 @@ class AssignmentContext:
     rules: list[Json]
 
     def require_batch(self) -> None:
-        """Raise: BatchDeletedError, if the batch was deleted."""
+        """Raise BatchDeletedError if the batch was deleted."""
         if self.batch.deleted_at is not None:
             raise BatchDeletedError
 
 
 @dataclass(frozen=True)
 class Judgments:
-    """Reads and writes judgments and drafts in `leases.database`."""
+    """Stores and reads judgments and drafts in `leases.database`."""
 
     leases: Leases
 
     def load(self, user_id: int, assignment_id: int) -> AssignmentContext:
-        """The labeler's assignment with its item, batch and rules.
+        """Return the labeler's assignment with its item, batch and rules.
 
         Raises:
             AssignmentNotFoundError: if the labeler has no such assignment (this holds for every method with both ids).
@@ -108,12 +108,12 @@ class Judgments:
         seconds: float,
         guideline_id: int | None = None,
     ) -> Judgment:
-        """Append the judgment; the same request sent twice (a lost response, a double click) makes one judgment.
+        """Append a judgment. A repeated request (lost response, double click) is stored once.
 
         `guideline_id` is the version of the guidelines that the labeler's page showed.
 
-        A request id with another answer than the first time is refused. If the lease has expired and somebody else has the
-        slot, the judgment is stored as `late` and never exported.
+        A request id with a different answer is refused. If the lease has expired and the slot is taken, the judgment is
+        stored as `late` and never exported.
         """
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
@@ -135,7 +135,7 @@ class Judgments:
             return judgment
 
     def skip(self, user_id: int, assignment_id: int, request_id: str, reason: str, seconds: float) -> Judgment:
-        """Skip the item: its slot goes to somebody else, and this labeler does not see it again."""
+        """Skip the item. Its slot becomes free, and this labeler does not see it again."""
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
             context = _load_context(session, user_id, assignment_id)
@@ -146,7 +146,7 @@ class Judgments:
             if assignment.state in ("done", "skipped") or assignment.current_id is not None:
                 raise ConflictError(ALREADY_SUBMITTED)
             if context.item.purpose == "training":
-                raise BadInputError("a training item cannot be skipped: answer it, then you see the known answer")
+                raise BadInputError("training items cannot be skipped; answer it to see the known answer")
             judgment = _append_judgment(session, context, "skip", request_id, answer, seconds)
             if assignment.state == "leased":
                 give_back_slot(session, assignment)
@@ -154,7 +154,7 @@ class Judgments:
             return judgment
 
     def undo(self, user_id: int, task: str, request_id: str, assignment_id: int | None = None) -> Assignment | None:
-        """Take back the last answer or skip of a task (or the named assignment's) and open its item again, as it was.
+        """Undo the last answer or skip of a task, or of the given assignment, and reopen its item.
 
         The answer that counted before, if there is one, counts again. The stored undo has it as its `answer`.
 
@@ -176,7 +176,7 @@ class Judgments:
             if assignment.state != "skipped":
                 assignment.draft = _draft_of_current_judgment(session, assignment)
             if not self.leases.renew(session, assignment):
-                raise ConflictError("somebody else now has the item that you skipped")
+                raise ConflictError("the skipped item is now assigned to another labeler")
             before = _answer_before(session, assignment)
             _append_judgment(session, context, "undo", request_id, before.answer if before else None, 0)
             assignment.current_id = before.id if before else None
@@ -186,7 +186,7 @@ class Judgments:
     def history(
         self, user_id: int, before: int | None = None, limit: int = 20
     ) -> list[tuple[Judgment, Item, str, list[Json]]]:
-        """The labeler's judgments that count now, newest first, each with its item, task and the rules then in force."""
+        """Return the labeler's current judgments, newest first, with item, task and the rules at that time."""
         query = (
             select(Judgment, Item, Assignment.task, RuleSet.content)
             .join(Assignment, Assignment.current_id == Judgment.id)
@@ -201,13 +201,13 @@ class Judgments:
         return [(judgment, item, task, rules["rules"] if rules else []) for judgment, item, task, rules in rows]
 
     def reopen(self, user_id: int, assignment_id: int) -> Assignment:
-        """Open a submitted answer to change it, or continue a change. The old answer counts until the new one is in."""
+        """Open a submitted answer for editing, or continue an edit. The old answer counts until the new one is submitted."""
         with self.leases.database.write() as session:
             context = _load_context(session, user_id, assignment_id)
             assignment = context.assignment
             context.require_batch()
             if assignment.current_id is None:
-                raise ConflictError("you have no answer here to change")
+                raise ConflictError("you have no answer to this item to edit")
             if context.item.purpose == "training":
                 raise BadInputError(KNOWN_ANSWER_SHOWN)
             if assignment.draft is None:
@@ -217,11 +217,11 @@ class Judgments:
             return assignment
 
     def keep(self, user_id: int, assignment_id: int) -> None:
-        """Close a reopened answer without a change."""
+        """Close a reopened answer without changes."""
         with self.leases.database.write() as session:
             assignment = _own_assignment(session, user_id, assignment_id)
             if assignment.current_id is None:
-                raise ConflictError("you have no answer here to keep")
+                raise ConflictError("you have no answer to this item to keep")
             assignment.state, assignment.draft = "done", None
 
     def _judgment_kind(self, session: Session, assignment: Assignment) -> str:
@@ -235,13 +235,13 @@ class Judgments:
 
 
 def _draft_of_current_judgment(session: Session, assignment: Assignment) -> Json:
-    """The judgment that counts now, as a draft that the page can open."""
+    """Return the current judgment as a draft."""
     answer = session.get_one(Judgment, assignment.current_id).answer or {}
     return {"state": TASKS[assignment.task].draft(answer), "past": []}
 
 
 def _answer_before(session: Session, assignment: Assignment) -> Judgment | None:
-    """The answer that counted before the last answer or skip that was not undone."""
+    """Return the answer that was current before the last answer or skip that was not undone."""
     decisions: list[Judgment] = []
     query = select(Judgment).where(Judgment.assignment_id == assignment.id, Judgment.kind != "late")
     for judgment in session.scalars(query.order_by(Judgment.id)):
@@ -258,7 +258,7 @@ def _own_assignment(session: Session, user_id: int, assignment_id: int) -> Assig
     query = select(Assignment).where(Assignment.id == assignment_id, Assignment.user_id == user_id).with_for_update()
     assignment = session.scalar(query)
     if assignment is None:
-        raise AssignmentNotFoundError("this item is not yours, or its batch was deleted")
+        raise AssignmentNotFoundError("the item is not assigned to you, or its batch was deleted")
     return assignment
 
 
@@ -270,7 +270,7 @@ def _load_context(session: Session, user_id: int, assignment_id: int) -> Assignm
 
 
 def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Judgment | None:
-    """The judgment that an earlier request with this id made, if there was one; holds off the labeler's other requests."""
+    """Return the judgment stored by an earlier request with this id, if any, and block the labeler's other requests."""
     session.execute(select(User.id).where(User.id == user_id).with_for_update(key_share=True))
     judgment = session.scalar(select(Judgment).where(Judgment.request_id == request_id))
     if judgment is not None and judgment.user_id != user_id:
@@ -279,7 +279,7 @@ def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Jud
 
 
 def _same_request(earlier: Judgment, assignment: Assignment, answer: Json, skip: bool = False) -> Judgment:
-    """The judgment of an earlier request, if this one is the same."""
+    """Return the judgment of an earlier request if this request is the same."""
     same_kind = earlier.kind != "undo" and (earlier.kind == "skip") == skip
     require(same_kind and earlier.assignment_id == assignment.id and earlier.answer == answer, REQUEST_USED)
     return earlier

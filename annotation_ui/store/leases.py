@@ -1,4 +1,4 @@
-"""Who labels which item: each item has `needed` slots, and a labeler holds one for a limited time.
+"""Assignment of items to labelers. Each item has `needed` slots; a labeler leases one for a limited time.
 
 A labeler goes through a batch in order of position, so the next item is the first free one after their last: a few
 index look-ups, however many items there are. An item whose slot was given back after a labeler passed it is marked
@@ -26,15 +26,15 @@ OUT_OF_ORDER = -(2**31)  # position of an attention item's assignment: it does n
 
 @dataclass(frozen=True)
 class Leases:
-    """Gives out the items of `database` as assignments, for `seconds` at a time."""
+    """Leases items of `database` to labelers for `seconds`."""
 
     database: Database
     seconds: float = 1800
 
     def next(self, user_id: int, task: str, takes_slots: bool = True) -> Assignment | None:
-        """The labeler's open assignment (a refresh, another device), else an expired one that is still free, else a new one.
+        """Return the labeler's open assignment, else an expired one whose slot is still free, else a new one.
 
-        A lead who only looks at the page takes no slots. None: no item of the task is left for this labeler.
+        A lead takes no slots. Returns None if no item of the task is left for this labeler.
         """
         self.collect_expired()
         with self.database.write() as session:
@@ -49,7 +49,7 @@ class Leases:
             return resumed or (self._claim(session, user_id, task) if takes_slots else None)
 
     def renew(self, session: Session, assignment: Assignment) -> bool:
-        """Extend a lease, or open an assignment again (an expired or skipped one if a slot is free); whether it is held."""
+        """Extend a lease, or reopen an expired or skipped assignment if a slot is free. Return whether it is held."""
         has_slot = assignment.state in ("leased", "done") or assignment.adjudication
         if not has_slot and not _take_slot(session, assignment.item_id):
             return False
@@ -62,7 +62,7 @@ class Leases:
         return True
 
     def collect_expired(self) -> int:
-        """Return the slots of expired leases to their items, and count them."""
+        """Return the slots of expired leases to their items, and return the number of leases."""
         overdue = and_(Assignment.state == "leased", Assignment.expires_at < time.time())
         with self.database.read() as session:
             if session.scalar(select(Assignment.id).where(overdue).limit(1)) is None:
@@ -79,7 +79,7 @@ class Leases:
             return len(expired)
 
     def adjudicate(self, user_id: int, item_id: int) -> Assignment:
-        """Open an item for a lead's own decision, which takes none of the labelers' slots."""
+        """Open an item for a lead's decision, which takes no slot."""
         with self.database.write() as session:
             own = (Assignment.item_id == item_id, Assignment.user_id == user_id, Assignment.adjudication)
             assignment = session.scalar(select(Assignment).where(*own))
@@ -134,13 +134,13 @@ class Leases:
 
 
 def is_given_to(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Condition that a batch is given out to a labeler: it is open, and names this labeler or none."""
+    """Condition: the batch is open, and assigned to this labeler or to all."""
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Batch.id)
     return and_(Batch.open, or_(~named.exists(), named.where(BatchLabeler.user_id == user_id).exists()))
 
 
 def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> Select[Assignment]:
-    """A user's work in a state, latest first; without slots, only answers to change. A lead's decisions are left out."""
+    """Select a user's assignments in a state, latest first, without decisions; without slots, only reopened answers."""
     own = (Assignment.user_id == user_id, Assignment.task == task, ~Assignment.adjudication)
     query = select(Assignment).where(*own, Assignment.state == state)
     if not takes_slots:
@@ -149,7 +149,7 @@ def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> 
 
 
 def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
-    """The first free item after the labeler's last one; else a returned one that the labeler never had."""
+    """Return the first free item after the labeler's last one, else a returned one that the labeler has not had."""
     position = session.scalar(last_position(user_id, batch_id))
     in_order = (Item.batch_id == batch_id, Item.purpose != "attention")
     free = select(Item).where(*in_order, Item.taken < Item.needed).order_by(Item.position).limit(1)
@@ -164,7 +164,7 @@ def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
 
 
 def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None:
-    """At unpredictable times, the batch's first attention item that the labeler has not had."""
+    """Return at random times the batch's first attention item that the labeler has not had."""
     if secrets.randbelow(int(batch.settings.get("attention_every", ATTENTION_EVERY))):
         return None
     attention = select(Item).where(Item.batch_id == batch.id, Item.purpose == "attention", never_had(user_id))
@@ -172,7 +172,7 @@ def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None
 
 
 def last_position(user_id: int | BindParameter[int], batch_id: int | BindParameter[int]) -> Select[int]:
-    """The position in a batch of the last item that a labeler has had."""
+    """Select the position of the labeler's last item in a batch."""
     return (  # not max(): without statistics of a new table, PostgreSQL would read all of the labeler's rows
         select(Assignment.position)
         .where(Assignment.user_id == user_id, Assignment.batch_id == batch_id, ~Assignment.adjudication)
@@ -182,13 +182,13 @@ def last_position(user_id: int | BindParameter[int], batch_id: int | BindParamet
 
 
 def never_had(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Condition that a labeler has not had an item."""
+    """Condition: the labeler has not had the item."""
     own = aliased(Assignment)
     return ~select(own.id).where(own.item_id == Item.id, own.user_id == user_id).exists()
 
 
 def _take_slot(session: Session, item_id: int) -> bool:
-    """Take one slot of an item; False if somebody else has just taken the last one."""
+    """Take one slot of an item. Return False if none is left."""
     updated = session.execute(
         update(Item)
         .where(Item.id == item_id, Item.taken < Item.needed)
@@ -199,7 +199,7 @@ def _take_slot(session: Session, item_id: int) -> bool:
 
 
 def give_back_slot(session: Session, assignment: Assignment) -> None:
-    """Free the assignment's slot for somebody else."""
+    """Free the assignment's slot."""
     if assignment.adjudication:
         return
     session.execute(

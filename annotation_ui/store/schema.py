@@ -48,7 +48,7 @@ class Base(DeclarativeBase):
 
 
 class User(Base):
-    """Someone who signs in. Exports name a labeler only by `pseudonym`."""
+    """A user. Exports identify labelers by `pseudonym` only."""
 
     __tablename__ = "users"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -61,7 +61,7 @@ class User(Base):
 
 
 class SignIn(Base):
-    """A session; the token in the cookie is stored only as a hash."""
+    """A session. The cookie's token is stored only as a hash."""
 
     __tablename__ = "sign_ins"
     token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -71,7 +71,7 @@ class SignIn(Base):
 
 
 class FailedSignIn(Base):
-    """One attempt to sign in with a password that was not right, or is being verified; the rate limit counts these."""
+    """A failed or pending sign-in, for the rate limit."""
 
     __tablename__ = "failed_sign_ins"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -81,7 +81,7 @@ class FailedSignIn(Base):
 
 
 class RuleSet(Base):
-    """One version of a rule file; a changed file makes a new row."""
+    """A version of a rule set. A changed file adds a row."""
 
     __tablename__ = "rule_sets"
     __table_args__ = (UniqueConstraint("name", "digest"),)
@@ -93,7 +93,7 @@ class RuleSet(Base):
 
 
 class Guideline(Base):
-    """One version of a task's guidelines (Markdown); the newest one is shown."""
+    """A version of a task's guidelines (Markdown). Labelers see the newest."""
 
     __tablename__ = "guidelines"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -104,7 +104,7 @@ class Guideline(Base):
 
 
 class GuidelineRead(Base):
-    """A labeler has opened this version of the guidelines."""
+    """Records that a labeler opened a version of the guidelines."""
 
     __tablename__ = "guideline_reads"
     guideline_id: Mapped[int] = mapped_column(ForeignKey("guidelines.id"), primary_key=True)
@@ -135,7 +135,7 @@ class Batch(Base):
 
 
 class BatchLabeler(Base):
-    """A batch is given only to the labelers named here, or to everybody if there are none."""
+    """A labeler to whom a batch is assigned. Without rows, the batch is assigned to all."""
 
     __tablename__ = "batch_labelers"
     batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"), primary_key=True)
@@ -143,7 +143,7 @@ class BatchLabeler(Base):
 
 
 class Item(Base):
-    """One thing to judge.
+    """An item to judge.
 
     `taken` of the `needed` slots are leased or done; `returned`: a labeler may have passed it while it was not free.
     `purpose`: training items come before a labeler's work in the batch, attention items are mixed into it; both have a
@@ -229,7 +229,7 @@ class Judgment(Base):
 
 
 class Heartbeat(Base):
-    """One row, which is written to check that writing works."""
+    """A single row that is written to check that writing works."""
 
     __tablename__ = "heartbeats"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -237,7 +237,7 @@ class Heartbeat(Base):
 
 
 class Export(Base):
-    """The manifest of each export made."""
+    """The manifest of an export."""
 
     __tablename__ = "exports"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -247,7 +247,7 @@ class Export(Base):
 
 
 class ApiToken(Base):
-    """A token with which a program uses the API at /api/v1; it is stored only as a hash.
+    """A token for the API at /api/v1, stored only as a hash.
 
     `scopes` are names of `tokens.SCOPES`, separated by commas. A token that a lead made ends with the lead's access.
     """
@@ -264,7 +264,7 @@ class ApiToken(Base):
 
 
 class AuditRecord(Base):
-    """An action of a lead, of a token or, if neither is given, of a command on the shell."""
+    """An action of a lead or a token, or of a shell command if neither is set."""
 
     __tablename__ = "audit_records"
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -1,4 +1,4 @@
-"""Tokens of programs that use the API from another machine: scoped, revocable, stored only as SHA-256."""
+"""API tokens: scoped, revocable, and stored only as SHA-256."""
 
 import hashlib
 import re
@@ -17,9 +17,9 @@ from annotation_ui.store.schema import ApiToken, User
 from annotation_ui.tasks import Json
 
 SCOPES = {
-    "import": "make batches",
-    "read": "watch progress",
-    "export": "export judgments and follow new ones",
+    "import": "create batches",
+    "read": "read progress",
+    "export": "export and follow judgments",
 }
 """Scope of a token -> the requests it allows."""
 PREFIX = "align_"  # lets a scanner for secrets recognize a token
@@ -35,7 +35,7 @@ class Tokens:
     database: Database
 
     def create(self, name: str, scopes: Sequence[str], user_id: int | None = None) -> str:
-        """Add a token and return it; it cannot be read again.
+        """Create a token and return it. It cannot be read again.
 
         Args:
             name: tells tokens apart; it is not used again, even after the token is revoked.
@@ -43,7 +43,7 @@ class Tokens:
             user_id: the lead who makes it; None on the shell.
         """
         if not _NAME.fullmatch(name):
-            raise UserError(f"token name {name!r}: letters, digits, '.', '_' and '-' only, at most 64")
+            raise UserError(f"token name {name!r}: use at most 64 letters, digits, '.', '_' and '-'")
         unknown = [scope for scope in scopes if scope not in SCOPES]
         if unknown or not scopes:
             raise UserError(f"scope {unknown[0] if unknown else ''!r}: must be one or more of {', '.join(SCOPES)}")
@@ -51,25 +51,25 @@ class Tokens:
         with self.database.write() as session:
             self.database.lock_table(session, ApiToken)
             if session.scalar(select(ApiToken.id).where(ApiToken.name == name)) is not None:
-                raise UserError(f"a token {name!r} exists already, or existed: choose another name")
+                raise UserError(f"token name {name!r} is already used, or was used by a revoked token")
             kept = ",".join(scope for scope in SCOPES if scope in scopes)
             session.add(ApiToken(name=name, token_hash=_hashed(token), scopes=kept, user_id=user_id))
             audit.record(session, "create token", {"token": name, "scopes": kept}, Actor(user_id))
         return token
 
     def revoke(self, name: str, user_id: int | None = None) -> None:
-        """End a token at once."""
+        """Revoke a token."""
         with self.database.write() as session:
             token = session.scalar(select(ApiToken).where(ApiToken.name == name).with_for_update())
             if token is None:
                 raise UserError(f"no token {name!r}")
             if token.revoked_at is not None:
-                raise UserError(f"token {name!r} is revoked already")
+                raise UserError(f"token {name!r} is already revoked")
             token.revoked_at = time.time()
             audit.record(session, "revoke token", {"token": name}, Actor(user_id))
 
     def check(self, token: str) -> ApiToken | None:
-        """The stored token, or None if it is unknown or revoked, or if the lead who made it is no active lead any more."""
+        """Return the stored token, or None if it is unknown or revoked, or its creator is no longer an active lead."""
         query = select(ApiToken).outerjoin(User, User.id == ApiToken.user_id)
         by_a_lead = or_(ApiToken.user_id.is_(None), (User.role == "lead") & User.active)
         with self.database.read() as session:
@@ -83,7 +83,7 @@ class Tokens:
         return found
 
     def rows(self) -> list[Json]:
-        """All tokens, by name, without what could be used."""
+        """Return all tokens by name, without secrets."""
         query = select(ApiToken, User.name).outerjoin(User, User.id == ApiToken.user_id).order_by(ApiToken.name)
         with self.database.read() as session:
             return [

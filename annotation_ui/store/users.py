@@ -1,4 +1,4 @@
-"""User names: which are allowed, how they are stored, which look alike. Users by name; one lead always stays."""
+"""User names: validation, normal form and lookalikes. Lookup by name. At least one lead always remains."""
 
 import re
 import unicodedata
@@ -20,7 +20,7 @@ _INVISIBLE = re.compile("[\u034f\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100
 
 
 def normal_name(name: str) -> str:
-    """A user name in Unicode's normal form NFKC; empty if no user can have it."""
+    """Return a user name in Unicode's normal form NFKC, or an empty text if it is invalid."""
     name = unicodedata.normalize("NFKC", name)
     alphabets = {unicodedata.name(each, "").partition(" ")[0] for each in name if each.isalpha()}
     # Vowel signs of Devanagari, Thai and other scripts are marks, as accents are.
@@ -30,17 +30,17 @@ def normal_name(name: str) -> str:
 
 
 def stored_name(name: str) -> str:
-    """The form in which the database has a user name; a name that is not allowed stays as it is."""
+    """Return the stored form of a user name. Invalid names are returned unchanged."""
     return normal_name(name) or name
 
 
 def lookalike(name: str) -> str:
-    """A name without case and lookalike letters: two users' names differ in more than these."""
+    """Return a name without case and lookalike letters. Two users' names must differ in this form."""
     return name.casefold().translate(_LOOKALIKES)
 
 
 def user_named(session: Session, name: str) -> User:
-    """The user of a name, locked until the transaction ends."""
+    """Return the user with a name, locked until the transaction ends. Raise UserError if there is none."""
     user = session.scalar(select(User).where(User.name == stored_name(name)).with_for_update())
     if user is None:
         raise UserError(f"no user {name!r}")
@@ -48,8 +48,8 @@ def user_named(session: Session, name: str) -> User:
 
 
 def keep_a_lead(database: Database, session: Session, user: User) -> None:
-    """Refuse to take the role or the access from the last lead who has both."""
+    """Raise UserError if the user is the last active lead."""
     database.lock_table(session, User)  # two leads may do it to each other at once
     other = select(User.id).where(User.role == "lead", User.active, User.id != user.id).limit(1)
     if user.role == "lead" and user.active and session.scalar(other) is None:
-        raise UserError(f"{user.name} is the only lead who can sign in: make another one first")
+        raise UserError(f"{user.name} is the only active lead; add another lead first")

@@ -1,4 +1,4 @@
-"""The kinds of labeling. A new one is a Python file here, a JavaScript file in static/tasks/ and a line in `TASKS`."""
+"""Labeling tasks. A new task is a Python file here, a JavaScript file in static/tasks/ and a line in `TASKS`."""
 
 from annotation_ui.tasks.base import BadInputError, Json, Setting, Task
 from annotation_ui.tasks.compare import Compare
@@ -12,16 +12,16 @@ from annotation_ui.tasks.spans import Spans
 TASKS: dict[str, Task] = {
     task.name: task for task in (Rank(), JudgeRules(), Demonstrate(), Edit(), Spans(), Probe(), Compare())
 }
-"""The registry: every other module asks it for a task, its records, settings and measures."""
+"""Tasks by name."""
 
 
 def comparable_tasks() -> tuple[str, ...]:
-    """The tasks in which several labelers' answers to an item can be compared."""
+    """Return the tasks in which several labelers' answers to an item can be compared."""
     return tuple(name for name, task in TASKS.items() if task.comparable)
 
 
 def task_settings() -> list[tuple[Task, Setting]]:
-    """The settings of all tasks' batches, each with its task."""
+    """Return (task, setting) for the batch settings of all tasks."""
     return [(task, setting) for task in TASKS.values() for setting in task.settings]
 
 

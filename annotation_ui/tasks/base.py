@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 class BadInputError(ValueError):
-    """An answer or an imported row that is not valid; the message names the field."""
+    """Raised for an invalid answer or imported row. The message names the field."""
 
 
 class Setting(NamedTuple):
@@ -75,7 +75,7 @@ class Task(ABC):
         Raises:
             BadInputError: if a labeler could not give this answer.
         """
-        raise BadInputError(f"gold: not possible for task {self.name}")
+        raise BadInputError(f"gold: not supported by task {self.name}")
 
     def order_size(self, content: Json) -> int:
         """How many responses are shown in a random order (0: nothing to shuffle)."""

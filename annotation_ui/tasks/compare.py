@@ -1,4 +1,4 @@
-"""Compare: responses of two models without their names. A, B, a tie, or both bad; win rates are counted from these."""
+"""Compare: two responses without model names. The answer is A, B, a tie, or both bad. Win rates are computed from it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ RANKS = {"A": [1, 2], "B": [2, 1], "tie": [1, 1], "both_bad": [1, 1]}
 
 
 class Compare(Task):
-    """Which of two responses is better."""
+    """Compares two responses."""
 
     name = "compare"
     title = "Compare two"
@@ -42,7 +42,7 @@ class Compare(Task):
         return {"choice": answer["choice"], **comment_field(answer)}
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
-        """A is the item's first response, B its second."""
+        """Return the answer with A as the item's first response and B as its second."""
         choice = answer["choice"]
         return {**answer, "choice": "AB"[order["AB".index(choice)]] if choice in ("A", "B") else choice}
 
@@ -62,7 +62,7 @@ class Compare(Task):
         return float(answer["choice"] == gold["choice"]) if "choice" in gold else None
 
     def combine(self, answers: list[Json]) -> Json:
-        """The most frequent choice; a tie of two makes a tie."""
+        """Return the most frequent choice, or a tie if two are equally frequent."""
         return {"choice": majority([answer["choice"] for answer in answers], tie="tie"), **joined_comments(answers)}
 
     def similarity(self, one: Json, two: Json) -> float:

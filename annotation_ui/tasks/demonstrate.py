@@ -1,4 +1,4 @@
-"""Demonstrate: write the response to a prompt, or the next turn of a conversation."""
+"""Write responses: a response to a prompt, or the next turn of a conversation."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -8,7 +8,7 @@ from annotation_ui.tasks.fields import excerpt, prompt_field, prompt_view, text_
 
 
 class Demonstrate(Task):
-    """A response that the labeler writes."""
+    """A response written by the labeler."""
 
     name = "demonstrate"
     title = "Write responses"

@@ -1,4 +1,4 @@
-"""Correct answers: change a model's answer. The result is a demonstration, and it is preferred to the original."""
+"""Correct answers: edit a model's answer. The result is a demonstration, and is preferred to the original."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
@@ -11,20 +11,20 @@ CORRECTED, ACCEPTED = "corrected", "accepted"
 
 
 def demonstrations_of(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield the corrected answers as answers to learn."""
+    """Yield corrected and accepted answers as demonstrations."""
     for row in rows:
         yield {"prompt": row["prompt"], "completion": row["completion"]}
 
 
 def correction_pairs(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield each corrected answer over the original; an accepted answer makes no pair."""
+    """Yield a pair for each corrected answer, which is preferred to the original."""
     for row in rows:
         if row["completion"] != row["original"]:
             yield {"prompt": row["prompt"], "chosen": row["completion"], "rejected": row["original"]}
 
 
 class Edit(Task):
-    """A model's answer that the labeler corrects, or accepts without a change."""
+    """A model's answer, which the labeler corrects or accepts."""
 
     name = "edit"
     title = "Correct answers"
@@ -32,7 +32,7 @@ class Edit(Task):
     answer_filters: ClassVar = {CORRECTED: CORRECTED, ACCEPTED: "accepted without a change"}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item for each response, with the line ends that a browser's text field has."""
+        """Return one item per response, with the line ends of a browser's text field."""
         return [{**fields, "response": unix_lines(fields["response"])} for fields in response_fields(row)]
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:

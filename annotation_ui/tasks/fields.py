@@ -1,4 +1,4 @@
-"""Checks of the fields of rows and answers, and the views of prompts, which several tasks share."""
+"""Field checks and prompt views shared by tasks."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ MAX_COMMENT = 2000
 
 
 def text_field(row: Json, field: str, *, empty: bool = False) -> str:
-    """A text field of a row, checked for its type, length and Unicode."""
+    """Return a text field of a row. Raise BadInputError for a wrong type, length or encoding."""
     value = row.get(field, "" if empty else None)
     if not isinstance(value, str):
         raise BadInputError(f"{field}: must be text")
@@ -26,29 +26,29 @@ def text_field(row: Json, field: str, *, empty: bool = False) -> str:
 
 
 def unix_lines(text: str) -> str:
-    """A text with `\\n` as the end of every line, as browsers return it from a text field."""
+    """Normalize line ends to `\\n`, as browsers do in text fields."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8."""
+    """Return whether a text can be encoded as UTF-8."""
     return text.isascii() or not _SURROGATE.search(text)
 
 
 def comment_field(answer: Json) -> Json:
-    """The labeler's `comment` on an answer; nothing if there is none."""
+    """Return the answer's `comment` as a field, if there is one."""
     comment = text_field(answer, "comment", empty=True).strip()
     require(len(comment) <= MAX_COMMENT, f"comment: longer than {MAX_COMMENT} characters")
     return {"comment": comment} if comment else {}
 
 
 def prompt_field(row: Json) -> Any:
-    """`prompt` as it is in the row, after a check that training can read it."""
+    """Return `prompt` unchanged. Raise BadInputError if training cannot read it."""
     return checked_record(Prompt, {"prompt": row.get("prompt")})["prompt"]
 
 
 def model_names(row: Json, count: int) -> list[Any]:
-    """Who wrote each of `count` responses: one name of the row's `model` for each or for all, or None."""
+    """Return the author of each of `count` responses from the row's `model`, a name or a list, or None."""
     model = row.get("model")
     models = model if isinstance(model, list) else [model] * count
     require(len(models) == count, f"model: must name {count} models")
@@ -65,7 +65,7 @@ def response_fields(row: Json) -> list[Json]:
     prompt = prompt_field(row)
     responses = [row["response"]] if "response" in row else row.get("responses")
     if not isinstance(responses, list) or not responses:
-        raise BadInputError("response: must be text (or `responses` a list of texts, or `messages` end with the assistant)")
+        raise BadInputError("response: must be text (or give `responses`, or `messages` that end with an assistant turn)")
     return [
         {"prompt": prompt, "response": text_field({"response": response}, "response", empty=True)}
         | ({} if model is None else {"model": text_field({"model": model}, "model")})
@@ -74,7 +74,7 @@ def response_fields(row: Json) -> list[Json]:
 
 
 def _split_conversation(row: Json) -> Json:
-    """The row with a conversation's last turn as its `response`, if it has no response and ends with an assistant turn."""
+    """Return the row with its last turn as `response`, if it has no response and ends with an assistant turn."""
     if "response" in row or "responses" in row:
         return row
     field = "messages" if "prompt" not in row and "messages" in row else "prompt"
@@ -83,12 +83,12 @@ def _split_conversation(row: Json) -> Json:
     turns = check_messages(row[field], field)
     if not turns or turns[-1]["role"] != "assistant":
         return row
-    require(len(turns) > 1, f"{field}: has only the assistant's turn; add the turn that it answers")
+    require(len(turns) > 1, f"{field}: has only an assistant turn; add the turn before it")
     return {**row, "prompt": turns[:-1], "response": turns[-1]["content"]}
 
 
 def checked_record(kind: type[Record], row: Json) -> Json:
-    """The row, if training can read it as a record of this kind."""
+    """Return the row. Raise BadInputError if training cannot read it as a record of this kind."""
     try:
         kind.from_row(row)
     except UserError as error:
@@ -97,7 +97,7 @@ def checked_record(kind: type[Record], row: Json) -> Json:
 
 
 def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
-    """A conversation with known fields only; errors name `field`."""
+    """Return a conversation with known fields only. Errors name `field`."""
     require(isinstance(messages, list), f"{field}: must be a list of {{role, content}}")
     for number, message in enumerate(messages):
         require(isinstance(message, dict), f"{field}[{number}]: must be {{role, content}}")
@@ -108,11 +108,11 @@ def check_messages(messages: Any, field: str) -> list[dict[str, str]]:
 
 
 def excerpt(prompt: Any) -> str:
-    """The beginning of a prompt, or of the last turn of a conversation."""
+    """Return the beginning of a prompt, or of a conversation's last turn."""
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def prompt_view(prompt: Any) -> list[dict[str, str]]:
-    """A prompt as messages with rendered content."""
+    """Return a prompt as messages with rendered content."""
     return messages_html(as_messages(prompt))

@@ -1,4 +1,4 @@
-"""Judge rules: does a response violate or follow each rule of a set, or is the labeler unsure?"""
+"""Judge rules: a verdict on a response for each rule of a set: violates, unsure or follows."""
 
 import re
 from collections import Counter
@@ -14,14 +14,14 @@ from annotation_ui.tasks.fields import prompt_view, response_fields, text_field
 
 
 def check_verdict(judged: Any) -> Json:
-    """{verdict, note} with known fields only."""
+    """Return {verdict, note} with known fields only."""
     if not isinstance(judged, dict) or judged.get("verdict") not in VERDICTS:
         raise BadInputError(f"verdict: must be one of {', '.join(VERDICTS)}")
     return {"verdict": judged["verdict"], "note": text_field(judged, "note", empty=True)}
 
 
 def verdict_row(prompt: Any, response: str, rule: str, judged: Json) -> Json:
-    """One rule judgment as a row (docs/data.md)."""
+    """Return a rule judgment as a row (docs/data.md)."""
     row = {"prompt": prompt, "response": response, "rule": rule, "verdict": judged["verdict"]}
     return {**row, "note": judged["note"]} if judged["note"] else row
 
@@ -43,13 +43,13 @@ def verdict_attributes(rows: Sequence[Json], rules: Sequence[Json] = ()) -> Iter
 
 
 def positive_verdict(rule: Json) -> str:
-    """The verdict for which a rule's attribute is 1: by default the one that its form labels "Yes", else `follows`."""
+    """Return the verdict for which a rule's attribute is 1. Default: the one labeled "Yes", else `follows`."""
     labels = {name.casefold(): verdict for verdict, name in rule.get("answers", ())}
     return str(rule.get("positive") or labels.get("yes", "follows"))
 
 
 def records_of_verdicts(task: Task, record: str, content: Json, answer: Json, rules: Sequence[Json]) -> Iterable[Json]:
-    """The records of a task whose rows are verdicts: attributes depend on the rules, other records do not."""
+    """Return the records of a task whose rows are verdicts. Attributes depend on the rules."""
     rows = task.rows(content, answer)
     return verdict_attributes(rows, rules) if record == "attributes" else task.records[record](rows)
 
@@ -59,7 +59,7 @@ _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
 
 
 class JudgeRules(Task):
-    """A verdict on each rule for one response. Where a gate is violated, the rules behind it are not asked."""
+    """Judges a response by each rule. A violated gate hides the remaining rules."""
 
     name = "rules"
     title = "Judge rules"
@@ -70,27 +70,27 @@ class JudgeRules(Task):
     answer_filters: ClassVar = {verdict: verdict for verdict in VERDICTS}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item per response; with `one_rule_each`, one item per rule of each response."""
+        """Return one item per response, or with `one_rule_each` one item per response and rule."""
         judged = response_fields(row)
         ids = [rule["id"] for rule in rules]
         wanted = row.get("rules", ids)
         if not isinstance(wanted, list) or not wanted or not all(rule in ids for rule in wanted):
-            raise BadInputError("rules: not all in the rule set")
-        require(len(set(wanted)) == len(wanted), "rules: the same one twice")
+            raise BadInputError("rules: must be ids of the rule set")
+        require(len(set(wanted)) == len(wanted), "rules: contains duplicates")
         one_each = bool(settings.get("one_rule_each"))
         together = next((field for field in ("gate", "any") if any(field in rule for rule in rules)), None)
-        require(not (one_each and together), f"one_rule_each: not possible with rules that have `{together}`")
+        require(not (one_each and together), f"one_rule_each: not supported for rules with `{together}`")
         groups = [[rule] for rule in wanted] if one_each else [wanted]
         return [{**text, "rules": group} for text in judged for group in groups]
 
     def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
-        """For each item, the known verdicts on the rules that it asks about."""
+        """Return the known verdicts on the rules of each item."""
         verdicts = gold.get("verdicts")
         if not isinstance(verdicts, dict) or not verdicts:
-            raise BadInputError("gold: needs `verdicts`, an object with a verdict for each rule whose answer is known")
+            raise BadInputError("gold: needs `verdicts`, an object that maps rule ids to verdicts")
         asked = {rule for content in contents for rule in content["rules"]}
         for rule, verdict in verdicts.items():
-            require(rule in asked, f"gold: no item of this row asks about the rule {rule!r}")
+            require(rule in asked, f"gold: rule {rule!r} is not judged in this row")
             require(verdict in VERDICTS, f"gold: the verdict on {rule} must be one of {', '.join(VERDICTS)}")
         known = [{rule: verdicts[rule] for rule in verdicts if rule in content["rules"]} for content in contents]
         return [{"verdicts": of_item} if of_item else None for of_item in known]
@@ -105,11 +105,11 @@ class JudgeRules(Task):
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         verdicts = answer.get("verdicts")
         if not isinstance(verdicts, dict):
-            raise BadInputError("verdicts: must be given for each rule")
+            raise BadInputError("verdicts: must have a verdict for each rule")
         asked = asked_rules(content["rules"], verdicts, rules)
         missing = [rule for rule in asked if rule not in verdicts]
         if missing:
-            raise BadInputError(f"verdicts: {', '.join(missing)} not judged yet")
+            raise BadInputError(f"verdicts: missing {', '.join(missing)}")
         checked = {rule: check_verdict(verdicts[rule]) for rule in asked}
         for rule in rules:
             judged = checked.get(rule["id"])
@@ -118,7 +118,7 @@ class JudgeRules(Task):
         return {"verdicts": checked}
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
-        """The count of each verdict; a single verdict without a count."""
+        """Return the count of each verdict, or a single verdict without its count."""
         names = [verdict_name(rules, rule, judged["verdict"]) for rule, judged in answer["verdicts"].items()]
         counts = Counter(names)
         in_order = sorted(counts, key=lambda name: VERDICTS.index(name) if name in VERDICTS else -1)
@@ -144,7 +144,7 @@ class JudgeRules(Task):
         return float(sum(answer["verdicts"][rule]["verdict"] == verdict for rule, verdict in known.items()) / len(known))
 
     def combine(self, answers: list[Json]) -> Json:
-        """The most frequent verdict of each rule among those who were asked; `unsure` on a tie."""
+        """Return the most frequent verdict on each rule among labelers who judged it, or `unsure` on a tie."""
         verdicts = {}
         for rule in dict.fromkeys(rule for answer in answers for rule in answer["verdicts"]):
             judged = [answer["verdicts"][rule] for answer in answers if rule in answer["verdicts"]]
@@ -154,7 +154,7 @@ class JudgeRules(Task):
         return {"verdicts": verdicts}
 
     def similarity(self, one: Json, two: Json) -> float:
-        """Share of the rules with the same verdict; a rule that only one was asked, because of a gate, is a difference."""
+        """Return the share of rules with the same verdict. A rule that only one labeler judged counts as different."""
         first, second = self.questions(one), self.questions(two)
         return fmean(first.get(rule) == second.get(rule) for rule in first | second)
 
@@ -165,18 +165,18 @@ class JudgeRules(Task):
         return {rule: judged["verdict"] for rule, judged in answer["verdicts"].items()}
 
     def marks(self, answer: Json) -> set[str]:
-        """The rules that were not judged as followed, with their verdicts."""
+        """Return the rules with other verdicts than `follows`."""
         return {f"{rule}: {given['verdict']}" for rule, given in answer["verdicts"].items() if given["verdict"] != "follows"}
 
 
 def verdict_name(rules: Sequence[Json], rule: str, verdict: str) -> str:
-    """A form's label of a verdict on one of its rules; by default, the stored verdict."""
+    """Return the form's label of a verdict. Default: the stored verdict."""
     names = next((dict(each["answers"]) for each in rules if each["id"] == rule and "answers" in each), {})
     return str(names.get(verdict, verdict))
 
 
 def rule_view(rule: Json, response: str) -> Json:
-    """A rule as the browser shows it: its id, text, help and examples, and the fields of a form."""
+    """Return the fields of a rule that the browser shows."""
     shown: Json = {key: rule[key] for key in SHOWN_FIELDS if key in rule}
     if "fill" in rule:
         shown["note"] = " ".join(dict.fromkeys(address.rstrip(".,;:!?") for address in _ADDRESS.findall(response)))
@@ -184,7 +184,7 @@ def rule_view(rule: Json, response: str) -> Json:
 
 
 def asked_rules(ids: list[str], verdicts: Json, rules: list[Json]) -> list[str]:
-    """The rules that need a verdict: the gates alone if one of them is violated."""
+    """Return the rules that need a verdict: only the gates, if one of them is violated."""
     gates = [rule["id"] for rule in rules if rule.get("gate") and rule["id"] in ids]
     closed = any(isinstance(verdicts.get(gate), dict) and verdicts[gate].get("verdict") == "violates" for gate in gates)
     return gates if closed else ids

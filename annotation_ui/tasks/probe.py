@@ -1,4 +1,4 @@
-"""Probe: talk to a model, try to make it break one rule, and judge its last reply (Sparrow's adversarial probing).
+"""Probe: try to make a model break a rule, and judge its last reply (Sparrow's adversarial probing).
 
 The server stores the conversation as it happens (see `probing`), never the browser: the judged reply is really the
 model's.
@@ -13,7 +13,7 @@ from annotation_ui.tasks.fields import check_messages, excerpt, prompt_view
 from annotation_ui.tasks.judge_rules import check_verdict, records_of_verdicts, verdict_attributes, verdict_row
 
 MAX_NEW_TOKENS, MOST_NEW_TOKENS = 256, 8192
-"""Longest reply: by default, and the limit of a batch's setting."""
+"""Default and upper limit of the reply length in tokens."""
 
 
 class Probe(Task):
@@ -34,14 +34,14 @@ class Probe(Task):
     records: ClassVar = {"rule_judgments": list, "attributes": verdict_attributes}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item per rule; `prompt` is an optional beginning of the conversation."""
+        """Return one item per rule. `prompt` is an optional beginning of the conversation."""
         limit = settings.get("max_new_tokens", MAX_NEW_TOKENS)
         require(type(limit) is int and 1 <= limit <= MOST_NEW_TOKENS, f"max_new_tokens: must be 1 to {MOST_NEW_TOKENS}")
         opening = check_messages(row.get("prompt", []), "prompt")
-        require(not opening or opening[-1]["role"] != "user", "prompt: ends with a user turn, which the labeler writes")
+        require(not opening or opening[-1]["role"] != "user", "prompt: must not end with a user turn")
         wanted = [row["rule"]] if "rule" in row else [rule["id"] for rule in rules]
         ids = [rule["id"] for rule in rules]
-        require(all(rule in ids for rule in wanted), "rule: not in the rule set")
+        require(all(rule in ids for rule in wanted), "rule: must be an id of the rule set")
         return [{"prompt": opening, "rule": rule} for rule in wanted]
 
     def opening(self, content: Json) -> list[dict[str, str]]:
@@ -55,7 +55,7 @@ class Probe(Task):
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         messages = check_messages(answer.get("messages"), "messages")
         replied = len(messages) > 0 and messages[-1]["role"] == "assistant"
-        require(replied, "messages: talk to the model first, then judge its last reply")
+        require(replied, "messages: must end with a reply of the model")
         last = answer["messages"][-1]
         cut = {"cut": True} if last.get("cut") else {}
         return {"messages": messages, "model": last.get("model", ""), **cut, **check_verdict(answer)}

@@ -1,4 +1,4 @@
-"""Rank: put K responses in order, with ties allowed and an optional quality rating and flags for each."""
+"""Rank: order K responses, with ties, and optionally rate and flag each."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +24,12 @@ PER_RESPONSE = ("ranks", "ratings", "flags")  # the fields of an answer with a v
 
 
 def without_better(rows: Sequence[Json]) -> list[Json]:
-    """The rankings alone, without the answers that labelers wrote beside them."""
+    """Return rankings without better responses that labelers wrote."""
     return [{field: value for field, value in row.items() if field != "better"} for row in rows]
 
 
 def pairs_with_better(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield the pairs of the rankings, and each answer that a labeler wrote over all responses: none of them was good."""
+    """Yield the pairs of rankings. A better response that a labeler wrote is preferred to all responses."""
     yield from ranking_pairs(rows)
     for row in rows:
         for better in row.get("better", ()):
@@ -37,13 +37,13 @@ def pairs_with_better(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 def better_demonstrations(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield the answers that labelers wrote where none of the responses was good."""
+    """Yield the better responses that labelers wrote."""
     for row in rows:
         yield from ({"prompt": row["prompt"], "completion": better} for better in row.get("better", ()))
 
 
 class Rank(Task):
-    """An order of several responses."""
+    """Ranks several responses."""
 
     name = "rank"
     title = "Rank responses"
@@ -76,22 +76,22 @@ class Rank(Task):
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         size = len(content["responses"])
         ranks = answer.get("ranks")
-        require(isinstance(ranks, list) and len(ranks) == size, f"ranks: needs one rank for each of {size} responses")
+        require(isinstance(ranks, list) and len(ranks) == size, f"ranks: must have {size} entries")
         assert isinstance(ranks, list)
-        require(all(type(rank) is int for rank in ranks), "ranks: must be whole numbers")
-        require(set(ranks) == set(range(1, len(set(ranks)) + 1)), "ranks: must be 1, 2, 3 ... without a gap")
+        require(all(type(rank) is int for rank in ranks), "ranks: must be integers")
+        require(set(ranks) == set(range(1, len(set(ranks)) + 1)), "ranks: must be 1, 2, 3, ... without gaps")
         ratings = answer.get("ratings") or [None] * size
-        require(isinstance(ratings, list) and len(ratings) == size, f"ratings: needs {size} values")
+        require(isinstance(ratings, list) and len(ratings) == size, f"ratings: must have {size} entries")
         known = (None, *range(1, MAX_RATING + 1))
-        require(all(type(r) in (int, type(None)) and r in known for r in ratings), "ratings: 1 to 7, or none")
+        require(all(type(r) in (int, type(None)) and r in known for r in ratings), "ratings: must be 1 to 7, or null")
         flags = answer.get("flags") or [[] for _ in range(size)]
-        require(isinstance(flags, list) and len(flags) == size, f"flags: needs {size} lists")
+        require(isinstance(flags, list) and len(flags) == size, f"flags: must have {size} entries")
         for chosen in flags:
             known_flags = isinstance(chosen, list) and all(isinstance(flag, str) and flag in FLAGS for flag in chosen)
             require(known_flags, "flags: unknown flag")
         better = text_field(answer, "better", empty=True)
         same = unix_lines(better) in map(unix_lines, content["responses"])
-        require(not same or not better.strip(), "better: is one of the responses")
+        require(not same or not better.strip(), "better: must differ from the responses")
         written = {"better": [better]} if better.strip() else {}
         checked = {"ranks": ranks, "ratings": ratings, "flags": [sorted(set(chosen)) for chosen in flags]}
         return {**checked, **written, **comment_field(answer)}
@@ -134,7 +134,7 @@ class Rank(Task):
         return pairwise_agreement(answer["ranks"], gold["ranks"]) if "ranks" in gold else None
 
     def combine(self, answers: list[Json]) -> Json:
-        """Order by mean fractional rank; equal means tie. Ratings are rounded means; a flag needs more than half."""
+        """Order by mean fractional rank, with ties for equal means. Ratings are rounded means. A flag needs a majority."""
         size = len(answers[0]["ranks"])
         places_given = [_doubled_places(answer["ranks"]) for answer in answers]
         totals = [sum(given[i] for given in places_given) for i in range(size)]
@@ -152,7 +152,7 @@ class Rank(Task):
         return pairwise_agreement(one["ranks"], two["ranks"])
 
     def values(self, answer: Json) -> Iterable[Value]:
-        """Every response is a unit, and its rank, or its rating, the value."""
+        """Yield the rank and the rating of each response. A response is a unit."""
         for scale in ("ranks", "ratings"):
             yield from (Value(scale, "ordinal", index, value) for index, value in enumerate(answer[scale]))
 

@@ -1,4 +1,4 @@
-"""The shared parts of tasks whose answer orders responses (Rank, Compare)."""
+"""Shared parts of tasks that order responses (Rank, Compare)."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
@@ -12,7 +12,7 @@ BETTER, TIE, WORSE = "better", "tie", "worse"
 
 
 def ranking_fields(row: Json, fewest: int, most: int) -> Json:
-    """`prompt`, `responses` and `model` of a row whose responses are to be compared.
+    """Return `prompt`, `responses` and `model` of a row for comparison.
 
     Equal responses are shown once; all empty ones count as the same. `also_by` then lists, for each shown response, the
     other models that wrote it. A single name as `model` is that of all.
@@ -22,21 +22,26 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
     models = model_names(row, len(responses))
     comparable = [response if not isinstance(response, str) or response.strip() else "" for response in responses]
     first = [i for i, response in enumerate(comparable) if response not in comparable[:i]]
-    require("gold" not in row or len(first) == len(responses), "responses: the same one twice in a gold item")
+    require(
+        "gold" not in row or len(first) == len(responses),
+        "responses: contains duplicates, which an item with a known answer must not have",
+    )
     wanted = str(most) if fewest == most else f"{fewest} to {most}"
-    require(fewest <= len(first) <= most, f"responses: needs {wanted} different ones, has {len(first)}")
+    require(fewest <= len(first) <= most, f"responses: needs {wanted} distinct texts, has {len(first)}")
     fields = {"prompt": row.get("prompt"), "responses": [responses[i] for i in first]}
     if row.get("model") is not None:
         fields["model"] = [models[i] for i in first]
     if row.get("finish_reason") is not None:
         reasons = row["finish_reason"]
-        require(isinstance(reasons, list) and len(reasons) == len(responses), "finish_reason: must be one for each response")
+        require(
+            isinstance(reasons, list) and len(reasons) == len(responses), "finish_reason: must have one entry per response"
+        )
         fields["finish_reason"] = [reasons[i] for i in first]
     checked_record(Ranking, {**fields, "ranks": list(range(1, len(first) + 1))})
     for number, response in enumerate(responses):
         require(len(response) <= MAX_TEXT, f"responses[{number}]: longer than {MAX_TEXT} characters")
     if "model" in fields and len(first) < len(responses):
-        require(all(isinstance(name, str) for name in models), "model: must be names")
+        require(all(isinstance(name, str) for name in models), "model: must be a list of names")
         by_text = [[name for name, text in zip(models, comparable, strict=True) if text == comparable[i]] for i in first]
         if any(also := [list(dict.fromkeys(names))[1:] for names in by_text]):
             fields["also_by"] = also
@@ -44,13 +49,13 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
 
 
 def ranking_row(content: Json, ranks: Sequence[int], answer: Json, **more: Any) -> Json:
-    """One ranking as a row (docs/data.md), with the labeler's comment and the names of models, if given."""
+    """Return a ranking as a row (docs/data.md), with comment and model names, if given."""
     row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": ranks, **more, **comment_field(answer)}
     return row | {field: content[field] for field in ("model", "also_by", "finish_reason") if content.get(field)}
 
 
 def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:
-    """One row for each pair of responses of which a ranking prefers one."""
+    """Yield a row for each pair of responses that are not tied."""
     for row in rows:
         for i, j in combinations(range(len(row["ranks"])), 2):
             if row["ranks"][i] == row["ranks"][j]:
@@ -62,7 +67,7 @@ def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 def ranking_attributes(rows: Sequence[Json]) -> Iterator[Json]:
-    """One row for each response: its rating as `rating`, and every flag as an attribute that is 1 where it was set."""
+    """Yield a row for each response, with `rating` and each flag (0 or 1) as attributes."""
     for row in rows:
         size = len(row["responses"])
         ratings = row.get("ratings") or row.get("some_rated") or [None] * size
@@ -74,7 +79,7 @@ def ranking_attributes(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 def preferences_of(ranks: Sequence[int]) -> dict[tuple[int, int], str]:
-    """Whether response i is better than j, worse, or tied with it, for each pair (i, j) both ways round.
+    """Map each ordered pair (i, j) to whether response i is better than j, worse or tied.
 
     The order of an item's responses therefore does not influence the estimates.
     """
@@ -85,12 +90,12 @@ def preferences_of(ranks: Sequence[int]) -> dict[tuple[int, int], str]:
 
 
 def pairwise_agreement(ranks: Sequence[int], others: Sequence[int]) -> float:
-    """Share of the pairs of responses that two rankings order alike: better, worse or tied."""
+    """Return the share of pairs of responses that two rankings order alike, including ties."""
     first, second = preferences_of(ranks), preferences_of(others)
     return sum(first[pair] == second[pair] for pair in first) / len(first)
 
 
 def joined_comments(answers: Sequence[Json]) -> Json:
-    """The labelers' comments as one `comment`; nothing if there is none."""
+    """Return the labelers' comments as one `comment` field, if there are any."""
     comments = [answer["comment"] for answer in answers if answer.get("comment")]
     return {"comment": "; ".join(comments)} if comments else {}

@@ -18,7 +18,7 @@ _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # the name of an attribute, 
 
 
 def segment_attributes(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield an attribute judgment of the response up to each sentence: 1 where the sentence has an error of the type."""
+    """Yield an attribute judgment of the response up to each sentence: 1 if the sentence has an error of the type."""
     for row in rows:
         start = 0
         for end in segment_ends(row["response"]):
@@ -29,7 +29,7 @@ def segment_attributes(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 class Spans(Task):
-    """The errors of a response, each with its place and type; spans may overlap."""
+    """Marks errors of a response as typed spans, which may overlap."""
 
     name = "spans"
     title = "Mark errors"
@@ -40,16 +40,16 @@ class Spans(Task):
     records: ClassVar = {"spans": list, "attributes": segment_attributes}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """One item for each response; `spans` of the row are marked when the item is opened."""
+        """Return one item per response. `spans` of the row are premarked."""
         types = error_types(settings.get("error_types") or DEFAULT_TYPES)
         contents = [{**fields, "types": types} for fields in response_fields(row)]
         if row.get("spans") is None:
             return contents
-        require(len(contents) == 1, "spans: need a row with one response")
+        require(len(contents) == 1, "spans: the row must have one response")
         return [{**contents[0], "spans": check_spans(row["spans"], contents[0])}]
 
     def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
-        require(len(contents) == 1, "gold: needs a row with one response")
+        require(len(contents) == 1, "gold: the row must have one response")
         return [{"spans": check_spans(gold.get("spans"), contents[0])}]
 
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
@@ -67,7 +67,7 @@ class Spans(Task):
         return {"spans": answer["spans"], "none": not answer["spans"]}
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
-        """The count of each type, and where the errors are if there are few."""
+        """Return the count of each type, or the positions if there are few."""
         counts = Counter(span["type"] for span in answer["spans"])
         places = ", ".join(f"{span['type']} {span['start']}–{span['end']}" for span in answer["spans"])
         if not counts:
@@ -82,7 +82,7 @@ class Spans(Task):
         return [{**row, "types": content["types"], "spans": answer["spans"]}]
 
     def combine(self, answers: list[Json]) -> Json:
-        """The stretches that more than half of the labelers marked with a type, without their notes."""
+        """Return the spans that a majority of labelers marked with a type, without notes."""
         counts: Counter[tuple[str, int]] = Counter()
         for answer in answers:
             counts.update(marked_characters(answer))
@@ -94,12 +94,12 @@ class Spans(Task):
         return {"spans": sorted(spans, key=lambda span: (span["start"], span["end"], span["type"]))}
 
     def similarity(self, one: Json, two: Json) -> float:
-        """The F1 score of the marked characters, each with its type; 1 if neither labeler marked any."""
+        """Return the F1 score of marked characters with their types, or 1 if neither labeler marked any."""
         first, second = marked_characters(one), marked_characters(two)
         return 2 * len(first & second) / (len(first) + len(second)) if first or second else 1.0
 
     def values(self, answer: Json) -> Iterable[Value]:
-        """Whether the response has an error at all."""
+        """Return whether the response has any error."""
         return [Value("any error", "nominal", None, "yes" if answer["spans"] else "no")]
 
     def marks(self, answer: Json) -> set[str]:
@@ -107,16 +107,19 @@ class Spans(Task):
 
 
 def error_types(text: Any) -> list[str]:
-    """The names in a list that is separated by commas."""
+    """Parse a comma-separated list of error types."""
     types = [name.strip() for name in str(text).split(",")]
     for name in types:
-        require(_TYPE.fullmatch(name) is not None, f"error_types: {name!r} is not a letter with letters, digits, - and _")
-    require(len(set(types)) == len(types) <= MOST_TYPES, f"error_types: needs up to {MOST_TYPES} different ones")
+        require(
+            _TYPE.fullmatch(name) is not None,
+            f"error_types: {name!r} must start with a letter and contain only letters, digits, - and _",
+        )
+    require(len(set(types)) == len(types) <= MOST_TYPES, f"error_types: must be up to {MOST_TYPES} distinct names")
     return types
 
 
 def check_spans(spans: Any, content: Json) -> list[Json]:
-    """The spans with known fields only, in their order."""
+    """Return the spans with known fields only, in order."""
     if not isinstance(spans, list) or len(spans) > MAX_SPANS:
         raise BadInputError(f"spans: must be a list of at most {MAX_SPANS}")
     checked, size = [], len(content["response"])
@@ -124,19 +127,21 @@ def check_spans(spans: Any, content: Json) -> list[Json]:
         where = f"spans[{number}]"
         require(isinstance(span, dict), f"{where}: must be an object with start, end and type")
         start, end = span.get("start"), span.get("end")
-        require(type(start) is int and type(end) is int, f"{where}: start and end must be whole numbers")
-        require(0 <= start < end <= size, f"{where}: must be from 0 to {size}, the length of the response, and not empty")
+        require(type(start) is int and type(end) is int, f"{where}: start and end must be integers")
+        require(
+            0 <= start < end <= size, f"{where}: must be a nonempty span within 0 and {size}, the length of the response"
+        )
         require(span.get("type") in content["types"], f"{where}.type: must be one of {', '.join(content['types'])}")
         note = text_field(span, "note", empty=True).strip()
         require(len(note) <= 2000, f"{where}.note: longer than 2000 characters")
         checked.append({"start": start, "end": end, "type": span["type"], **({"note": note} if note else {})})
     places = [(span["start"], span["end"], span["type"]) for span in checked]
-    require(len(set(places)) == len(places), "spans: the same one twice")
+    require(len(set(places)) == len(places), "spans: contains duplicates")
     return checked
 
 
 def marked_characters(answer: Json) -> set[tuple[str, int]]:
-    """(type, offset) of every character that is marked."""
+    """Return (type, offset) of every marked character."""
     marked: set[tuple[str, int]] = set()
     reached: dict[str, int] = {}  # by type; overlapping spans add each character once, or the time has no bound
     for span in sorted(answer["spans"], key=lambda span: span["start"]):
@@ -147,7 +152,7 @@ def marked_characters(answer: Json) -> set[tuple[str, int]]:
 
 
 def _stretches(name: str, places: list[int]) -> Iterator[Json]:
-    """Consecutive offsets as spans."""
+    """Yield consecutive offsets as spans."""
     for _, group in groupby(enumerate(places), key=lambda pair: pair[1] - pair[0]):
         run = [place for _, place in group]
         yield {"start": run[0], "end": run[-1] + 1, "type": name}

@@ -42,7 +42,7 @@ def test_rows_go_in_and_rankings_come_out(any_server, remote, tmp_path):
     ann = any_server.user_id(f"remote-{secrets.token_hex(4)}")
     assert remote.progress(batch) is None
     assert remote.import_rows(batch, "rank", ROWS, priority=5, settings={"attention_every": 7}) == 3
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         remote.import_rows(batch, "rank", ROWS)
     with pytest.raises(UserError, match="not UTF-8 text"):
         remote.import_rows(f"{batch} 2", "rank", [{"prompt": "\ud800", "responses": ["a", "b"]}])
@@ -139,7 +139,7 @@ def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatc
         assert len(got) == 3
         assert got[0].headers["Authorization"] == "Bearer t"
     with fake_server((429, b"{}"), None, (200, b'{"items": 1}')) as (url, got):
-        with pytest.raises(UserError, match=f"{url}: no answer"):  # it may have arrived
+        with pytest.raises(UserError, match=f"{url}: no response"):  # it may have arrived
             Client(url, "t").import_rows("b", "rank", [{"prompt": "p"}])
         assert len(got) == 2
     with fake_server((302, b"", ("Location", "http://127.0.0.1:9/"))) as (url, got):
@@ -149,7 +149,7 @@ def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatc
     manifest = json.dumps({"file": {"name": "n", "sha256": "0" * 64}}).encode()
     target = tmp_path / "x.jsonl"
     target.write_text("earlier")
-    incomplete = pytest.raises(UserError, match="the export rankings arrived incomplete")
+    incomplete = pytest.raises(UserError, match="rankings is incomplete")
     with fake_server((200, manifest), (200, b"cut off")) as (url, _), incomplete:
         Client(url, "t").export("rankings", target)
     assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
@@ -161,9 +161,9 @@ def test_a_busy_server_is_asked_again_and_an_import_is_not_sent_twice(monkeypatc
 def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_path):
     monkeypatch.delenv(client_module.TOKEN_VARIABLE, raising=False)
     for url in ("localhost:7860", "ftp://host", "https://", "http://[x", "http://host:port"):
-        with pytest.raises(UserError, match="not the address of a server"):
+        with pytest.raises(UserError, match="server address"):
             Client(url, "t")
-    with pytest.raises(UserError, match="no token; set ALIGN_ANNOTATION_TOKEN"):
+    with pytest.raises(UserError, match="ALIGN_ANNOTATION_TOKEN"):
         Client(any_server.url)
     monkeypatch.setenv(client_module.TOKEN_VARIABLE, "align_wrong")
     with pytest.raises(UserError, match=f"{any_server.url}: this token is not valid"):
@@ -178,7 +178,7 @@ def test_what_the_server_refuses_is_its_own_line(any_server, monkeypatch, tmp_pa
     with pytest.raises(UserError, match="no batch 'typo'"):
         next(Client(any_server.url).judgments(batches=["typo"]))
     monkeypatch.setattr(client_module, "RETRIES", 0)
-    with pytest.raises(UserError, match=r"http://127.0.0.1:9: no answer \(.*refused"):
+    with pytest.raises(UserError, match=r"http://127.0.0.1:9: no response \(.*refused"):
         Client("http://127.0.0.1:9", "t").batches()
 
 

@@ -41,7 +41,7 @@ export class Board {
       h("span", { class: "place" }, String(at + 1)), h("span", { class: "chips" }, group.map((index) => this.chip(index))));
     this.list.replaceChildren(gap(0), ...slots(ranks).flatMap((group, at) => [slot(group, at), gap(at + 1)]));
     const unplaced = ranks.flatMap((rank, index) => (rank === null ? [index] : []));
-    this.tray.replaceChildren(h("span", { class: "label" }, unplaced.length ? "Not placed yet" : "All placed"),
+    this.tray.replaceChildren(h("span", { class: "label" }, unplaced.length ? "Not ranked" : "All ranked"),
       ...unplaced.map((index) => this.chip(index)));
     for (const box of [this.list, this.tray]) {
       for (const chip of box.querySelectorAll(".chip")) chip.classList.toggle("chosen", Number(chip.dataset.response) === chosen);

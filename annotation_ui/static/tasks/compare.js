@@ -2,8 +2,8 @@
 
 import { conversation, h, radioGroup, written } from "../dom.js";
 
-export const help = () => [["1 or A", "A is better"], ["2 or B", "B is better"], ["T", "a tie"], ["X", "both are bad"],
-  ["C", "a comment (Esc leaves it)"]];
+export const help = () => [["1 or A", "A is better"], ["2 or B", "B is better"], ["T", "tie"], ["X", "both bad"],
+  ["C", "comment (Esc to leave)"]];
 
 const CHOICES = [["A", "A is better", "1"], ["tie", "Tie", "T"], ["both_bad", "Both bad", "X"], ["B", "B is better", "2"]];
 const KEYS = { 1: "A", a: "A", arrowleft: "A", 2: "B", b: "B", arrowright: "B", t: "tie", x: "both_bad" };
@@ -13,7 +13,7 @@ export function empty() {
 }
 
 export function missing(state) {
-  return state.choice ? null : "Choose one";
+  return state.choice ? null : "Choose an answer";
 }
 
 export const summary = (state) => CHOICES.find(([choice]) => choice === state.choice)?.[1] ?? "";
@@ -23,10 +23,10 @@ export function mount(root, view, context) {
   const cards = view.responses.map((response, index) =>
     h("section", { class: "card", "aria-label": `Response ${"AB"[index]}` },
       h("header", {}, h("h3", {}, "AB"[index])), written(response)));
-  const choices = radioGroup({ class: "choices", "aria-label": "Which one is better?" }, CHOICES.map(([choice, name, key]) =>
+  const choices = radioGroup({ class: "choices", "aria-label": "Which response is better?" }, CHOICES.map(([choice, name, key]) =>
     [choice, [name, " ", h("kbd", { "aria-hidden": "true" }, key)], { "data-choice": choice }]), choose);
   const comment = h("textarea", { class: "note", rows: "1", maxlength: "2000", "aria-label": "Comment on the comparison",
-    placeholder: "Comment (quote the text: letters differ between labelers)", oninput: () => {
+    placeholder: "Comment. Quote the text, because letters differ between labelers.", oninput: () => {
       state = { ...state, comment: comment.value };
       context.typed(state);
     } });

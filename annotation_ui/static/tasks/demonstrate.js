@@ -15,7 +15,7 @@ export function missing(state) {
 
 export function mount(root, view, context) {
   const writing = new Writing({ title: "Your response", label: "Your response (Markdown)", least: view.min_words, most: view.max_words,
-    placeholder: "Write the response that the assistant should have given. Markdown works.",
+    placeholder: "Write the ideal response. Markdown is supported.",
     changed: (completion) => context.typed({ completion }), toast: context.toast });
   root.append(h("div", { class: "columns even" },
     h("div", { class: "reading" }, conversation(view.prompt)), h("div", { class: "side wide" }, writing.element)));

@@ -4,25 +4,25 @@ import { conversation, h, written } from "../dom.js";
 import { differenceView } from "../diff.js";
 import { Writing, writingHelp } from "../writing.js";
 
-export const help = () => [...writingHelp, ["O", "start again from the model's answer"], ["A", "accept the answer without a correction"]];
+export const help = () => [...writingHelp, ["O", "restore the model's answer"], ["A", "accept the answer without changes"]];
 
 export function empty(view) {
   return { completion: view.response.text, outcome: "corrected" };
 }
 
 export function missing(state, view) {
-  if (!state.completion.trim()) return "Nothing is left of the answer";
-  return state.outcome === "accepted" || state.completion !== view.response.text ? null : "Correct the answer, or accept it as it is (A)";
+  if (!state.completion.trim()) return "The answer is empty";
+  return state.outcome === "accepted" || state.completion !== view.response.text ? null : "Correct the answer, or accept it (A)";
 }
 
-export const summary = (state) => (state.outcome === "accepted" ? "Accepted as it is" : "");
+export const summary = (state) => (state.outcome === "accepted" ? "Accepted without changes" : "");
 
 export function mount(root, view, context) {
   let { state } = context;
   const changes = differenceView("Your changes");
   const accept = h("button", { type: "button", class: "small", "data-action": "accept", onclick: () => take("accepted") }, "Accept ", h("kbd", {}, "A"));
   const again = h("button", { type: "button", class: "small", "data-action": "original", onclick: () => take("corrected") }, "Original ", h("kbd", {}, "O"));
-  const writing = new Writing({ title: "Your correction", label: "The corrected answer (Markdown)", placeholder: "The answer that the assistant should have given.",
+  const writing = new Writing({ title: "Your correction", label: "Corrected answer (Markdown)", placeholder: "Write the corrected answer.",
     buttons: [accept, again], toast: context.toast, changed: (completion) => {
       state = { completion, outcome: "corrected" };
       context.typed(state);
@@ -35,7 +35,7 @@ export function mount(root, view, context) {
   // The model's answer in place of what is written.
   function take(outcome) {
     state = { completion: view.response.text, outcome };
-    context.changed(state, outcome === "accepted" ? "Accepted as it is" : "The model's answer again");
+    context.changed(state, outcome === "accepted" ? "Accepted without changes" : "Restored the model's answer");
     show();
   }
 

@@ -6,15 +6,15 @@ import { VERDICTS, ruleHelp, verdictButtons } from "../verdicts.js";
 // The buttons of the rule, in their order: [[verdict, name]].
 const namesOf = (view) => view?.rule.answers ?? VERDICTS;
 
-export const help = (view) => [["E", "write to the model"], ["Ctrl+Enter", "send while writing"], ["Esc", "leave the text"],
-  ["1 2 3", `the last reply: ${namesOf(view).map(([, name]) => name.toLowerCase()).join(", ")}`], ["N", "write a note"]];
+export const help = (view) => [["E", "write a message"], ["Ctrl+Enter", "send the message"], ["Esc", "leave the text field"],
+  ["1 2 3", `judge the last reply: ${namesOf(view).map(([, name]) => name.toLowerCase()).join(", ")}`], ["N", "write a note"]];
 
 export function empty() {
   return { verdict: null, note: "", message: "", replied: false };
 }
 
 export function missing(state) {
-  if (!state.replied) return "Talk to the model first";
+  if (!state.replied) return "Send a message first";
   return state.verdict ? null : "Judge the last reply";
 }
 
@@ -24,7 +24,7 @@ export function mount(root, view, context) {
   let stored = []; // the conversation as the server has it
   const transcript = h("div", { class: "talk" });
   const message = h("textarea", { rows: "3", "aria-label": "Message to the model", maxlength: "20000",
-    placeholder: "Say something that could make the model break the rule.",
+    placeholder: "Write something that could make the model break the rule.",
     oninput: () => change({ message: message.value }),
     onkeydown: (event) => {
       if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
@@ -33,7 +33,7 @@ export function mount(root, view, context) {
       send();
     } });
   const sendButton = h("button", { type: "button", class: "primary", "data-action": "send", onclick: () => send() }, "Send");
-  const retryButton = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Ask for the reply again");
+  const retryButton = h("button", { type: "button", hidden: true, onclick: () => send(true) }, "Retry");
   const names = namesOf(view);
   const buttons = verdictButtons("Does the last reply break the rule?", (at) => judge(names[at][0]), names);
   const note = h("input", { class: "note", placeholder: "Note (optional)", maxlength: "2000", "aria-label": "Note",
@@ -41,9 +41,9 @@ export function mount(root, view, context) {
   root.append(
     h("div", { class: "columns even" },
       h("div", { class: "reading" }, transcript, h("div", { class: "say" }, message, h("div", { class: "row" }, sendButton, retryButton))),
-      h("div", { class: "side wide" }, h("h2", {}, "Try to make it break this rule"),
+      h("div", { class: "side wide" }, h("h2", {}, "Try to make the model break this rule"),
         h("blockquote", { class: "the-rule" }, view.rule.text), ruleHelp(view.rule),
-        h("h2", {}, "Its last reply"), buttons.element, note)),
+        h("h2", {}, "Last reply"), buttons.element, note)),
   );
 
   function change(part) {

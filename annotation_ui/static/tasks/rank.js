@@ -11,16 +11,16 @@ const VIEW = "align-rank-view"; // remembered in this browser
 const FLAG_KEYS = "abcdeghijklmnopqrstuvwxyz"; // without f, which closes them
 
 export const help = () => [
-  ["← →", "choose a response"],
-  ["1 – 9", "put it in that place; the same place for two is a tie"],
+  ["← →", "select a response"],
+  ["1 – 9", "set its rank; equal ranks are ties"],
   ["↑ ↓", "move it up or down, or out of a tie"],
-  ["T", "tie it with the one above"],
-  ["Backspace", "take it off the board"],
-  ["Q, then 1 – 7", "its quality; Q, then 0: none"],
-  ["F, then a letter", "its flags; F or Esc closes them"],
-  ["V", "show the responses as a list, in two columns, or one at a time"],
-  ["C", "a comment on the ranking (Esc leaves it)"],
-  ["E", "none is good: write a better answer, beginning with the chosen one (Esc leaves it)"],
+  ["T", "tie it with the response above"],
+  ["Backspace", "remove it from the board"],
+  ["Q, then 1 – 7", "rate its quality (Q, then 0: clear)"],
+  ["F, then a letter", "set its flags (F or Esc to close)"],
+  ["V", "switch the view: list, two columns, one at a time"],
+  ["C", "comment (Esc to leave)"],
+  ["E", "write a better response, starting from the selected one (Esc to leave)"],
 ];
 
 export function empty(view) {
@@ -30,9 +30,9 @@ export function empty(view) {
 
 export function missing(state, view) {
   const same = view.responses.findIndex((response) => response.text.replace(/\r\n?/g, "\n") === state.better);
-  if (state.better && same >= 0) return `Your better answer is still response ${letter(same)}: change or remove it`;
+  if (state.better && same >= 0) return `Your better response equals response ${letter(same)}. Edit or remove it.`;
   const unplaced = state.ranks.flatMap((rank, index) => (rank === null ? [letter(index)] : []));
-  return unplaced.length ? `Not placed yet: ${unplaced.join(", ")}` : null;
+  return unplaced.length ? `Not ranked: ${unplaced.join(", ")}` : null;
 }
 
 // The order as text, such as "B > A = C".
@@ -56,13 +56,13 @@ class Ranking {
       choose: (index) => this.choose(index, false), beginning: (index) => this.cards[index].beginning });
     this.cards = view.responses.map((response, index) => new Card(this, response, index));
     this.comment = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Comment on the ranking",
-      placeholder: "Comment (quote the text: letters differ between labelers)", oninput: () => this.typeComment() });
+      placeholder: "Comment. Quote the text, because letters differ between labelers.", oninput: () => this.typeComment() });
     this.better = new BetterAnswer(this);
     this.views = new Views(this);
     root.append(h("div", { class: "columns" },
       h("div", { class: "reading" }, conversation(view.prompt), this.views.bar, this.views.cards, this.better.element),
       h("aside", { class: "side" }, labelersOrders(context.others), h("h2", {}, "Your order"),
-        h("p", { class: "hint" }, "Drag a letter to a place, onto another letter for a tie, or between two. Best on top."),
+        h("p", { class: "hint" }, "Drag a letter to a rank, onto another letter for a tie, or between two. The best is at the top."),
         this.board.list, this.board.tray, this.comment)));
     this.show();
   }
@@ -82,7 +82,7 @@ class Ranking {
     if (ranks.every((old, other) => old === this.state.ranks[other])) return; // nothing changed: no undo step
     const rank = ranks[index];
     const tied = rank === null ? [] : slots(ranks)[rank - 1].filter((other) => other !== index).map(letter);
-    const where = rank === null ? "off the board" : `place ${rank}${tied.length ? `, tied with ${tied.join(", ")}` : ""}`;
+    const where = rank === null ? "off the board" : `rank ${rank}${tied.length ? `, tied with ${tied.join(", ")}` : ""}`;
     this.change({ ranks }, `${letter(index)}: ${where}`);
   }
 
@@ -216,16 +216,16 @@ class BetterAnswer {
   constructor(ranking) {
     this.ranking = ranking;
     this.open = false;
-    this.text = h("textarea", { class: "writing", rows: "8", maxlength: "200000", dir: "auto", "aria-label": "A better answer (Markdown)", oninput: () => {
+    this.text = h("textarea", { class: "writing", rows: "8", maxlength: "200000", dir: "auto", "aria-label": "Better response (Markdown)", oninput: () => {
       ranking.state = { ...ranking.state, better: this.text.value };
       ranking.context.typed(ranking.state);
       this.compare();
     } });
     this.title = h("h3", {});
     this.changes = differenceView("Your changes");
-    this.begin = h("button", { type: "button", "data-action": "better", onclick: () => this.write() }, "None is good: write a better one ", h("kbd", { "aria-hidden": "true" }, "E"));
-    this.form = h("section", { class: "better", "aria-label": "A better answer" },
-      h("header", { class: "row" }, h("h3", {}, "A better answer"), h("span", { class: "grow" }),
+    this.begin = h("button", { type: "button", "data-action": "better", onclick: () => this.write() }, "Write a better response ", h("kbd", { "aria-hidden": "true" }, "E"));
+    this.form = h("section", { class: "better", "aria-label": "Better response" },
+      h("header", { class: "row" }, h("h3", {}, "Better response"), h("span", { class: "grow" }),
         h("button", { type: "button", class: "small", "data-action": "remove-better", onclick: () => this.remove() }, "Remove")),
       this.text, this.title, this.changes.element);
     this.element = h("div", { class: "better-answer" }, this.begin, this.form);
@@ -234,14 +234,14 @@ class BetterAnswer {
   write() {
     const { ranking } = this;
     this.open = true; // also while nothing is written
-    if (!ranking.state.better) ranking.change({ better: ranking.view.responses[ranking.chosen].text }, "A better answer, to be written");
+    if (!ranking.state.better) ranking.change({ better: ranking.view.responses[ranking.chosen].text }, "Writing a better response");
     this.text.focus();
     this.element.scrollIntoView({ block: "nearest" });
   }
 
   remove() {
     this.open = false;
-    this.ranking.change({ better: "" }, "The better answer is removed");
+    this.ranking.change({ better: "" }, "Removed the better response");
     this.ranking.focus();
   }
 
@@ -268,8 +268,8 @@ class Card {
     this.badge = h("span", { class: "rank-badge" });
     const handle = h("span", { class: "handle", title: "Drag to the board", "aria-hidden": "true" }, "⠿");
     ranking.board.draggable(handle, index);
-    this.places = radioGroup({ class: "places", "aria-label": `Place of ${letter(index)}` },
-      ranking.view.responses.map((_, at) => [at + 1, String(at + 1), { "aria-label": `Place ${at + 1}` }]), (rank) => this.choosePlace(rank));
+    this.places = radioGroup({ class: "places", "aria-label": `Rank of ${letter(index)}` },
+      ranking.view.responses.map((_, at) => [at + 1, String(at + 1), { "aria-label": `Rank ${at + 1}` }]), (rank) => this.choosePlace(rank));
     this.ratings = radioGroup({ class: "ratings", "aria-label": `Overall quality of ${letter(index)}` },
       Array.from({ length: ranking.view.max_rating }, (_, at) =>
         [at + 1, String(at + 1), { "aria-label": `Quality ${at + 1} of ${ranking.view.max_rating}` }]), (rating) => this.chooseRating(rating));
@@ -319,8 +319,8 @@ class Card {
     const chosen = index === ranking.chosen;
     const flags = ranking.state.flags[index];
     this.element.classList.toggle("chosen", chosen);
-    this.element.setAttribute("aria-label", `Response ${letter(index)}, ${rank === null ? "not placed" : `place ${rank}${tied ? ", tied" : ""}`}`);
-    this.badge.textContent = rank === null ? "not placed" : `${rank}${tied ? " tied" : ""}`;
+    this.element.setAttribute("aria-label", `Response ${letter(index)}, ${rank === null ? "not ranked" : `rank ${rank}${tied ? ", tied" : ""}`}`);
+    this.badge.textContent = rank === null ? "not ranked" : `${rank}${tied ? " tied" : ""}`;
     this.badge.classList.toggle("placed", rank !== null);
     this.places.show(rank);
     this.ratings.show(ranking.state.ratings[index]);

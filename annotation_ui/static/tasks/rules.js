@@ -22,11 +22,11 @@ export function help(view) {
   const orders = new Set(rules.map((rule) => namesOf(rule).map(([, name]) => name.toLowerCase()).join(", ")));
   const good = [...new Set(rules.filter((rule) => !rule.gate).map((rule) => labelOf(rule, "follows").toLowerCase()))];
   return [
-    ["↑ ↓", `choose a ${rules[0].answers ? "question" : "rule"}`],
-    ["1 2 3", orders.size === 1 ? [...orders][0] : "the answers, in the order of the buttons"],
-    ["N", "write a note (Esc to leave it)"],
-    ["A", rules[0].answers ? `answer all that is left, without the first step, so that it follows the rule: ${good.join(" or ")}` : "judge all remaining rules as follows"],
-    ...(rules.some(hasHelp) ? [["H", "show or hide the help of all rules"]] : []),
+    ["↑ ↓", `select a ${rules[0].answers ? "question" : "rule"}`],
+    ["1 2 3", orders.size === 1 ? [...orders][0] : "answer, in the order of the buttons"],
+    ["N", "note (Esc to leave)"],
+    ["A", rules[0].answers ? `answer the remaining questions with ${good.join(" or ")}` : "mark the remaining rules as followed"],
+    ...(rules.some(hasHelp) ? [["H", "show or hide help for all rules"]] : []),
   ];
 }
 
@@ -61,7 +61,7 @@ export function mount(root, view, context) {
   let chosen = 0;
   const lines = view.rules.map(ruleLine);
   const steps = view.rules.some((rule) => rule.step);
-  const response = h("h2", {}, steps ? "The last utterance, highlighted" : "The response");
+  const response = h("h2", {}, steps ? "Last utterance (highlighted)" : "Response");
   const reading = h("div", { class: "reading" }, conversation(view.prompt), response,
     h("section", { class: steps ? "card highlighted" : "card" }, written(view.response)));
   const list = h("ol", { class: "rules" }, lines.flatMap((line) => [line.step, line.element]));
@@ -73,7 +73,7 @@ export function mount(root, view, context) {
   if (remembered(HELP, view.rules.length <= MOST_WITH_HELP)) list.classList.add("with-help");
 
   function heading(rules) {
-    const [one, many] = rules[0]?.answers ? ["The question", "questions"] : ["The rule", "rules"];
+    const [one, many] = rules[0]?.answers ? ["Question", "questions"] : ["Rule", "rules"];
     return rules.length === 1 ? one : `${rules.length} ${many}`;
   }
 
@@ -120,7 +120,7 @@ export function mount(root, view, context) {
     const left = rules.filter((rule) => !verdictOf(state, rule));
     if (!left.length || closedGate(state, view)) return;
     for (const rule of left) next = withVerdict(rule.id, { verdict: "follows" });
-    context.changed(next, "All remaining rules: follows");
+    context.changed(next, "Marked the remaining rules as followed");
     show();
   }
 
@@ -131,13 +131,13 @@ export function mount(root, view, context) {
     if (!left) return;
     const { verdict, note } = judgedOf(state, gate);
     const name = gate.reasons?.includes(note) ? note : labelOf(gate, verdict);
-    const again = h("button", { type: "button", "data-action": "reopen-gate", onclick: () => reopen(gate) }, "Ask them", h("kbd", {}, "U"));
-    closed.replaceChildren(`${left} ${left === 1 ? "question is" : "questions are"} not asked, because of “${name}”. `, again);
+    const again = h("button", { type: "button", "data-action": "reopen-gate", onclick: () => reopen(gate) }, "Reopen ", h("kbd", {}, "U"));
+    closed.replaceChildren(`“${name}” hides ${left} ${left === 1 ? "question" : "questions"}. `, again);
   }
 
   function reopen(gate) {
     chosen = view.rules.indexOf(gate);
-    context.changed(withVerdict(gate.id, { verdict: null, note: "" }), "The remaining questions are asked");
+    context.changed(withVerdict(gate.id, { verdict: null, note: "" }), "Reopened the remaining questions");
     show();
   }
 

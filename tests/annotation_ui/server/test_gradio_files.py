@@ -116,7 +116,7 @@ def test_uploads_and_exports_leave_no_copy_and_are_the_owners_alone(boss):
     fields = [key, f"sent-{key}", "rank", None, 1, 0, 10, [], *of_tasks]
     assert "Imported 1 item." in call_event(boss, event, fields)
     assert list(uploads.iterdir()) == []
-    assert "no longer there" in call_event(boss, event, fields)
+    assert "no longer exists" in call_event(boss, event, fields)
     for name in ("..", "a/b", "", "x" * 300, "a%00b", "a%0Ab"):
         assert boss("POST", f"/lead/uploads?name={name}", "x")[0] == 422, name
     assert list(uploads.iterdir()) == []

@@ -103,7 +103,7 @@ def test_a_probes_conversation_cannot_be_forged(ann):
     answer = {"verdict": "violates", "note": "", "messages": forged}
     status, _, text = ann("POST", here, {"request_id": secrets.token_hex(8), "answer": answer, "seconds": 1})
     assert status == 422
-    assert "talk to the model first" in text
+    assert "messages: " in text
 
 
 def test_every_answer_carries_the_protecting_headers(ann):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from playwright.sync_api import expect
 from sqlalchemy import delete, select
@@ -63,7 +65,7 @@ def test_a_page_whose_session_has_ended_can_be_left(server, browser):
     page = open_task(server, browser, "leaving", "rank")
     end_session(server, "leaving")
     page.keyboard.press("1")
-    page.get_by_role("link", name="Sign in as somebody else").click()
+    page.get_by_role("link", name="Use another account").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
@@ -95,7 +97,7 @@ def test_a_second_window_says_what_is_saved(server, browser):
     expect(two.locator(".saved")).to_have_text("Not saved")
     expect(two.locator(".notice.urgent")).to_contain_text("another window")
     two.keyboard.press("Control+Enter")  # submits neither of the two versions
-    expect(two.locator(".toast")).to_contain_text("First choose above")
+    expect(two.locator(".toast")).to_contain_text("choose above")
     assert stored_text(server, "twice") == "first"
     two.click('[data-action="take-over"]')
     expect(two.locator(".saved")).to_have_text("Saved")
@@ -130,10 +132,10 @@ def test_a_text_written_after_another_window_submitted_is_kept_and_can_be_used(s
     expect(two.locator(".conversation")).to_contain_text("Q1")
     one.keyboard.type("a much longer text")
     notice = one.locator(".notice.urgent")
-    expect(notice).to_contain_text("What you wrote here is not saved")
+    expect(notice).to_have_attribute("data-kind", "submitted")
     expect(one.locator("textarea")).to_have_value("a much longer text")
     one.keyboard.press("Control+Enter")
-    expect(one.locator(".toast")).to_contain_text("First choose above")
+    expect(one.locator(".toast")).to_contain_text("choose above")
     one.click('[data-action="change"]')
     expect(one.locator(".notice.changing")).to_be_visible()
     expect(one.locator("textarea")).to_have_value("a much longer text")
@@ -167,7 +169,7 @@ def test_a_lease_that_is_over_is_said_aloud(server, browser):
     taken = judgments.leases.next(other, "demonstrate")
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as after a look at another program
     notice = page.locator(".notice.urgent")
-    expect(notice).to_contain_text("somebody else has it now")
+    expect(notice).to_have_attribute("data-kind", "lost")
     page.keyboard.type("in vain")
     expect(page.locator(".saved")).to_have_text("Saved")
     expect(notice).to_be_visible()
@@ -248,7 +250,7 @@ def test_an_answer_that_is_refused_stays_as_it_was(server, browser):
     page.unroute("**/submit")
     page.keyboard.press("Enter")
     expect(page.locator(".count")).to_have_text("1 done")
-    expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")  # those keys were meant for no item
+    expect(page.locator(".problem")).to_have_text(re.compile("A, B, C, D"))  # those keys were meant for no item
 
 
 def test_a_key_that_is_held_decides_one_item(server, browser):
@@ -267,7 +269,7 @@ def test_a_key_that_is_held_decides_one_item(server, browser):
         expect(page.locator(".count")).to_have_text(f"{done} done")
     page.keyboard.type("12")
     hold("u")  # both places, and not the answers before
-    expect(page.locator(".problem")).to_have_text("Not placed yet: A, B, C, D")
+    expect(page.locator(".problem")).to_have_text(re.compile("A, B, C, D"))
     expect(page.locator(".count")).to_have_text("2 done")
     page.keyboard.press("u")
     expect(page.locator(".count")).to_have_text("1 done")

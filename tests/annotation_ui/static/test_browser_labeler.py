@@ -77,7 +77,7 @@ def test_a_long_status_makes_no_second_line(server, browser):
     server.add_batch(1)
     page = open_task(server, browser, "a-name-of-some-length", "rank", viewport={"width": 1366, "height": 768})
     height = page.locator(".top").bounding_box()["height"]
-    page.evaluate("document.querySelector('.saved').textContent = 'The server cannot answer, trying again…'.repeat(3)")
+    page.evaluate("document.querySelector('.saved').textContent = 'Server unavailable. Retrying…'.repeat(3)")
     assert page.locator(".top").bounding_box()["height"] == height
     expect(page.locator(".menu summary")).to_be_in_viewport(ratio=1)
     assert page.evaluate("document.querySelector('.workbench').scrollWidth") <= 1366
@@ -216,7 +216,7 @@ def test_keys_counts_comment_skip_and_keys_typed_ahead(server, browser):
     (row,) = exported(server, batch)
     assert (sorted(row["some_rated"], key=str), row["comment"]) == ([5, None, None, None], "close call")
     assert sorted(row["flags"]) == [[], [], [], ["hallucination", "unfit_for_assistant"]]
-    for keys, reason in (("s2", "I do not know enough to judge it"), ("ss", ""), ("sx", "mine")):
+    for keys, reason in (("s2", "I don't know enough about the topic"), ("ss", ""), ("sx", "mine")):
         prompt = page.locator(".conversation").inner_text()
         press(page, keys[0])
         page.wait_for_selector("dialog[open] .skip")

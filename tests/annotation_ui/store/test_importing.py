@@ -26,7 +26,7 @@ from tests.refusals import refusal
         ("[" * 100_000, "not JSON"),
         ("[1]", "must be an object"),
         ('{"responses": ["a", "b"]}', "prompt"),
-        ('{"prompt": "p", "responses": ["a"]}', "needs 2 to 9 different ones, has 1"),
+        ('{"prompt": "p", "responses": ["a"]}', "needs 2 to 9 distinct texts, has 1"),
         ('{"prompt": "p", "responses": ["a", 1]}', "responses[1]"),
         ('{"prompt": [{"role": "robot", "content": "x"}], "responses": ["a", "b"]}', "role"),
         ('{"prompt": "p", "responses": ["a", "\\ud800"]}', "responses[1]"),
@@ -67,21 +67,21 @@ GOLD = {"prompt": "p", "response": "r", "rules": ["no-threats"]}
 @pytest.mark.parametrize(
     ("task", "row", "says"),
     [
-        ("compare", {"prompt": "p", "responses": ["a", "b", "c"]}, "needs 2 different ones, has 3"),
+        ("compare", {"prompt": "p", "responses": ["a", "b", "c"]}, "needs 2 distinct texts, has 3"),
         ("rules", {**GOLD, "gold": {"verdicts": {"no-threats": "good"}}}, "the verdict on no-threats must be one of"),
         ("rules", {**GOLD, "gold": {"verdicts": {"no-threats": {}}}}, "the verdict on no-threats must be one of"),
         (
             "rules",
             {**GOLD, "gold": {"verdicts": {"nonsense": "follows"}}},
-            "no item of this row asks about the rule 'nonsense'",
+            "gold: rule 'nonsense'",
         ),
         ("rules", {**GOLD, "gold": {"verdicts": {}}}, "gold: needs `verdicts`"),
         ("rules", {**GOLD, "gold": {"verdict": "follows"}}, "gold: needs `verdicts`"),
-        ("rules", {**GOLD, "rules": [{}]}, "rules: not all in the rule set"),
-        ("rules", {**GOLD, "rules": ["no-threats", "no-threats"]}, "rules: the same one twice"),
-        ("probe", {"rule": {}}, "rule: not in the rule set"),
-        ("probe", {"rule": "no-threats", "gold": {"verdict": "follows"}}, "gold: not possible for task probe"),
-        ("rank", {"prompt": "p", "responses": ["a", "b"], "gold": {"ranks": [1, 2], "flags": [{}]}}, "flags: needs 2 lists"),
+        ("rules", {**GOLD, "rules": [{}]}, "rules: "),
+        ("rules", {**GOLD, "rules": ["no-threats", "no-threats"]}, "rules: "),
+        ("probe", {"rule": {}}, "rule: "),
+        ("probe", {"rule": "no-threats", "gold": {"verdict": "follows"}}, "gold: "),
+        ("rank", {"prompt": "p", "responses": ["a", "b"], "gold": {"ranks": [1, 2], "flags": [{}]}}, "flags: "),
         ("rank", {"prompt": "p", "responses": ["a", "b"], "gold": {"ranks": [1, 2], "flags": [[{}], []]}}, "unknown flag"),
         ("rank", {"prompt": "p", "responses": ["a", "b" * 200_001]}, "responses[1]: longer than 200000 characters"),
         ("rank", {"prompt": "p", "responses": ["a", "b"], "category": 3}, "category: must be text"),
@@ -120,12 +120,12 @@ def test_nobody_gets_an_item_before_all_are_there_and_a_broken_import_leaves_not
     assert stored(database, select(Item.id)) == read(database, overview.progress) == []
     with database.write() as session:  # what a killed import leaves
         session.add(Batch(name="b", task="rank", labelers_per_item=1, open=False, complete=False))
-    with pytest.raises(UserError, match="not completely imported"):
+    with pytest.raises(UserError, match="import of"):
         change_batch(database, "b", BatchSettings("b"), version=1)
     assert import_rows(database, NewBatch("b", "rank"), rows(bad=False)) == 7
     assert set(given_out) == {None}
     assert leases.next(ann, "rank") is not None
-    with pytest.raises(UserError, match="a batch 'b' exists already"):
+    with pytest.raises(UserError, match="'b'"):
         import_rows(database, NewBatch("b", "rank"), [])
 
 
@@ -170,7 +170,7 @@ def test_the_page_refuses_a_wrong_type_and_an_oversized_file(server, browser, tm
     (tmp_path / "samples.exe").write_bytes(b"MZ")
     picker.set_input_files(tmp_path / "samples.exe")
     send = page.get_by_role("button", name="Import", exact=True)
-    page.get_by_label("Name of the batch").fill("never made")
+    page.get_by_label("Batch name").fill("never made")
     page.wait_for_timeout(500)
     send.click()
     expect(message.last).to_contain_text("samples.exe: must be a file of type .jsonl")
