@@ -40,7 +40,7 @@ _START = "import('{root}/ui/workbench.js').then((workbench) => workbench.start(e
 
 
 def create_app(services: Services) -> FastAPI:
-    """Build the application; its database must be migrated already."""
+    """Build the application. Its database must have the newest schema."""
     with services.database.write() as session:
         rule_sets.store_shipped(session)
     app = FastAPI(title="Labeling", docs_url=None, redoc_url=None, openapi_url=None)
@@ -65,7 +65,7 @@ def _style_sheets(root: str, *names: str) -> str:
 
 
 def lead_page(services: Services) -> gr.Blocks:
-    """Build the page at /lead, with all of its tabs. Every table is read from the database each time it is shown."""
+    """Build the page at /lead. Tables are refreshed each time they are shown."""
     with gr.Blocks(title="Lead · Labeling", analytics_enabled=False) as page:
         gr.HTML(_TOP.format(root=services.settings.root_path), elem_id="top")
         with gr.Tabs(overflow_behavior="wrap"):  # all of them in sight, on a phone, too
@@ -111,7 +111,7 @@ def labeler_page(root: str = "") -> gr.Blocks:
 
 
 def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, root: str = "") -> None:
-    """Add a Gradio page to the app; the guard decides who may see it, and no request makes it open a file.
+    """Mount a Gradio page. The guard controls access, and no request can make the page open a file.
 
     `root` is the path of a proxy, which precedes `path` in addresses.
     """
@@ -136,7 +136,7 @@ def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, root: str = "") -
 
 
 def _forbid_files(page: gr.Blocks) -> None:
-    """Let no event read a file or fetch an address that its request names.
+    """Prevent events from reading files or fetching addresses that a request names.
 
     Gradio copies the file of every {"path": ..., "meta": {"_type": "gradio.FileData"}}, whatever field it comes in. A
     mounted page never becomes `has_launched`, without which Gradio does not even check whether the path is allowed.

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = False) -> None:
-    """Add the options of the server. With `only_if_given`, one that is missing keeps the value given before the command."""
+    """Add the server options. With `only_if_given`, a missing option keeps its value from before the command."""
 
     def add(option: str, default: Any, text: str | None = None, **more: Any) -> None:
         parser.add_argument(option, default=argparse.SUPPRESS if only_if_given else default, help=text, **more)
@@ -207,7 +207,7 @@ def _restore(options: argparse.Namespace) -> None:
 
 
 def _file_to_copy(options: argparse.Namespace, program: str) -> Path:
-    """The file of the SQLite database; `program` does the same for PostgreSQL."""
+    """Return the file of the SQLite database. `program` is the equivalent for PostgreSQL."""
     file = sqlite_file(options)
     if file is None:
         raise UserError(f"only SQLite databases are supported; use {program} for PostgreSQL")

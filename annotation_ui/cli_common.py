@@ -1,4 +1,4 @@
-"""Shared by the commands of `align annotate`: the parser, the database of the command line, tables, times."""
+"""Shared parts of the commands of `align annotate`: parser, database, tables, times."""
 
 import argparse
 import re
@@ -46,7 +46,7 @@ def make_folder(folder: Path) -> None:
 
 
 def open_database(options: argparse.Namespace, must_exist: bool = False) -> Database:
-    """The database of the command line, with the newest schema; prints a line if it is new.
+    """Open the database of the command line with the newest schema. Print a line if it is new.
 
     Raises:
         UserError: if it cannot be opened, or the command needs stored data and there is no database.
@@ -70,13 +70,13 @@ def database_url(options: argparse.Namespace) -> str:
 
 
 def sqlite_file(options: argparse.Namespace) -> Path | None:
-    """The file of the database, if it is one."""
+    """Return the file of a SQLite database, else None."""
     kind, _, path = database_url(options).partition(":///")
     return Path(path).absolute() if kind == "sqlite" and path else None
 
 
 def print_table(rows: list[Json]) -> None:
-    """Print rows in columns that are separated by tabs; those of times are in UTC."""
+    """Print rows as tab-separated columns, with times in UTC."""
     if rows:
         print(*rows[0], sep="\t")
     for row in rows:
@@ -98,7 +98,7 @@ def parse_time(text: str) -> float:
 
 
 def parse_day(text: str) -> date:
-    """A day such as 2026-11-01."""
+    """Parse a day such as 2026-11-01."""
     try:
         return date.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Python client of the labeling app, for programs on other machines. It needs no extra of this package.
+"""Python client of the labeling app, for programs on other machines. It needs no extra.
 
 A token comes from `align annotate token create` or from the lead's *Users* tab:
 
@@ -29,7 +29,7 @@ _CHUNK = 2**16
 
 
 class Client:
-    """Imports, watches, exports and follows the labeling of one server.
+    """Imports batches, waits for them, exports and follows judgments of a server.
 
     A request without an answer, or one that the server refuses because of its load, is repeated. An import is repeated only
     if it cannot have reached the server.
@@ -69,11 +69,11 @@ class Client:
         return rows
 
     def progress(self, batch: str) -> Json | None:
-        """Return the progress of one batch; None if there is none of this name."""
+        """Return the progress of a batch, or None if it does not exist."""
         return next((row for row in self.batches() if row["batch"] == batch), None)
 
     def wait(self, batch: str, poll_seconds: float = 30.0) -> Json:
-        """Wait until a batch is imported and has all of its judgments, or a lead closes it; returns its progress."""
+        """Wait until a batch is imported and has all judgments, or a lead closes it. Return its progress."""
         while True:
             progress = self.progress(batch)
             if progress is None:
@@ -94,7 +94,7 @@ class Client:
         labelers: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> int:
-        """Make a batch, all or nothing, and return its number of items.
+        """Import a batch, all or nothing, and return its number of items.
 
         Args:
             name: of the new batch.

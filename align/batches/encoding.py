@@ -194,6 +194,7 @@ def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
     A record without an id gets the number of its row.
     """
     source, prefix = split_prefix(data)
+    records: Sequence[R]
     if isinstance(source, str):
         records = scan_records(source, kind, skip_bad_rows=skip_bad_rows, token_ids=True, number_rows=True).records
     else:

@@ -1,4 +1,4 @@
-"""Shared by the tabs: choices of tasks, events, error messages, the signed-in lead, and files.
+"""Shared parts of the tabs: task lists, events, error messages, the signed-in lead, and files.
 
 Files do not pass through Gradio, which would copy them (see `transfers`).
 """
@@ -26,13 +26,13 @@ A list's event is `change`: its `input` comes twice for a choice, and also for a
 
 
 def task_list(comparable: bool = False) -> gr.Dropdown:
-    """A list of the tasks to choose from; with `comparable`, of those with agreement."""
+    """Build a list of tasks, or with `comparable` of tasks whose answers can be compared."""
     choices = [(task.title, name) for name, task in TASKS.items() if task.comparable or not comparable]
     return gr.Dropdown(choices, value=choices[0][1], label="Task")
 
 
 def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an event handler: a UserError appears as a message on the page (as text, never as HTML)."""
+    """Wrap an event handler to show a UserError on the page, as text."""
 
     @functools.wraps(action)
     def run_action(*values: Any) -> Any:
@@ -45,17 +45,17 @@ def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hide() -> Any:
-    """The update that hides a part of the page."""
+    """Return the update that hides a part of the page."""
     return gr.update(visible=False)
 
 
 def shown_if(value: Any) -> Any:
-    """The update that shows a part of the page if there is a value, such as a row that was clicked."""
+    """Return the update that shows a part of the page if there is a value, such as a selected row."""
     return gr.update(visible=bool(value))
 
 
 def user_id(services: Services, request: gr.Request) -> int:
-    """The id of the lead who sent the request."""
+    """Return the id of the lead who sent the request."""
     with services.database.read() as session:
         user_id = session.scalar(select(User.id).where(User.name == request.username))
     assert user_id is not None  # the guard has let this user in
@@ -63,19 +63,19 @@ def user_id(services: Services, request: gr.Request) -> int:
 
 
 def batch_names(services: Services) -> list[str]:
-    """The names of all batches that are not deleted, oldest first."""
+    """Return the names of all batches that are not deleted, oldest first."""
     with services.database.read() as session:
         return list(session.scalars(select(Batch.name).where(Batch.deleted_at.is_(None)).order_by(Batch.id)))
 
 
 def user_names(services: Services) -> list[str]:
-    """The names of all users."""
+    """Return the names of all users."""
     with services.database.read() as session:
         return list(session.scalars(select(User.name).order_by(User.name)))
 
 
 def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: int) -> gr.Textbox:
-    """Show a field for one file; its value is the event's first input and carries the upload's key.
+    """Build a file field. Its value, the event's first input, carries the upload's key.
 
     The event needs `js=send_file(elem_id)`, which sends the file when the button is pressed.
     """
@@ -88,12 +88,12 @@ def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: 
 
 
 def send_file(elem_id: str) -> str:
-    """The JavaScript that puts the upload's key in place of the event's first input."""
+    """Return the JavaScript that uploads the file and sets the event's first input to its key."""
     files = "await import(new URL('../ui/files.js', document.baseURI))"
     return f"async (_, ...rest) => [await ({files}).upload('{elem_id}'), ...rest]"
 
 
 def export_links(paths: list[Path]) -> str:
-    """Links that download exported files, below the lead's page."""
+    """Return links to exported files."""
     links = [f'<li><a href="exports/{html.escape(path.name)}" download>{html.escape(path.name)}</a></li>' for path in paths]
     return f'<ul class="downloads">{"".join(links)}</ul>'

@@ -1,4 +1,4 @@
-"""Tables for the lead: real HTML tables with labeled empty cells and rows that can be chosen by mouse or keyboard.
+"""HTML tables of the lead's page. Rows can be selected by mouse or keyboard.
 
 All text comes from prompts, models and people: it is escaped here, and cannot run as a formula when it is copied into a
 spreadsheet.
@@ -34,7 +34,7 @@ _HEADS = {"labelers_per_item": "per item", "complete": "imported", "at": "when",
 
 
 def table(label: str, elem_id: str | None = None) -> gr.HTML:
-    """A table with a title; its rows come from `show`. One whose rows are picked (`when_picked`) needs an id."""
+    """Build a titled table for rows from `show`. `when_picked` needs its id."""
     html = f'<section class="lead-table"><h2>{escape(label)}</h2>${{value}}</section>'
     return gr.HTML(
         '<p class="loading">Loading…</p>', html_template=html, js_on_load=_CHOOSE, apply_default_css=False, elem_id=elem_id
@@ -61,7 +61,7 @@ def when_picked(
 
 
 def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any = None) -> str:
-    """The rows as HTML.
+    """Return the rows as HTML.
 
     Args:
         rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar;
@@ -86,7 +86,7 @@ def _row(row: dict[str, Any], columns: list[str], key: str, picked: Any) -> str:
 
 
 def _cell(column: str, value: Any) -> tuple[str, str]:
-    """(attributes of the cell, its content)."""
+    """Return (attributes of the cell, content)."""
     if value is None or value == "":
         return "", '<span class="none">–</span>'
     if isinstance(value, bool):

@@ -24,7 +24,7 @@ WIDE = 3  # digits of a list's number for which every list has room
 
 
 def parser() -> MarkdownIt:
-    """CommonMark with tables and strikethrough, changed to show all characters."""
+    """Return a CommonMark parser with tables and strikethrough that shows all characters."""
     markdown = MarkdownIt("commonmark", {"html": False, "linkify": False, "breaks": True})
     markdown.enable(["table", "strikethrough"])
     markdown.disable(["reference", "lheading"])  # they would swallow "[a]: b" and a line of dashes under a text
@@ -78,7 +78,7 @@ def _image(renderer: RendererHTML, tokens: Sequence[Token], at: int, options: An
 
 
 def _fence(renderer: RendererHTML, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """A code block with the name of its language, which would be lost otherwise."""
+    """Render a code block with the name of its language."""
     name = tokens[at].info.strip()
     label = f"<small>{escapeHtml(name)}</small>\n" if name else ""
     return f"<pre>{label}<code>{escapeHtml(tokens[at].content)}</code></pre>\n"

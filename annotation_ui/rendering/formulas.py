@@ -63,7 +63,7 @@ _MATH_SIGNS = re.compile(r"[\\^_=<>]")
 
 
 def add_formulas(markdown: MarkdownIt) -> None:
-    """Let a parser recognize formulas, as blocks and within lines."""
+    """Add rules for block and inline formulas to a parser."""
     markdown.block.ruler.before("fence", "formula", _block, {"alt": ["paragraph", "blockquote", "list"]})
     markdown.inline.ruler.before("escape", "formula", _inline)
     markdown.add_render_rule("formula", lambda renderer, tokens, at, options, env: tokens[at].content)
@@ -71,7 +71,7 @@ def add_formulas(markdown: MarkdownIt) -> None:
 
 @lru_cache(maxsize=1000)
 def to_mathml(latex: str, display: bool) -> str | None:
-    """The MathML of a formula; None if it cannot be shown completely."""
+    """Return the MathML of a formula, or None if it cannot be shown completely."""
     if len(latex) > MAX_FORMULA or not latex.strip() or _REFUSED.search(latex):
         return None
     latex = _ENVIRONMENT.sub(lambda match: f"{match[1]}{_ENVIRONMENTS[match[2]]}}}", latex)
@@ -86,7 +86,7 @@ def to_mathml(latex: str, display: bool) -> str | None:
 
 
 def _characters(text: str) -> Counter[str]:
-    """How often each letter and digit occurs, in any mathematical style."""
+    """Count letters and digits, in any mathematical style."""
     return Counter(filter(str.isalnum, unicodedata.normalize("NFKC", text)))
 
 
@@ -127,7 +127,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _end(source: str, start: int, opening: str) -> int:
-    """Where the closing delimiter is; -1 if no formula begins here, but for example an amount of money."""
+    """Return the position of the closing delimiter, or -1 if this is not a formula (such as an amount of money)."""
     first = start + len(opening)
     if opening != "$":
         return source.find(_DELIMITERS[opening], first, first + MAX_FORMULA + 2)
@@ -139,7 +139,7 @@ def _end(source: str, start: int, opening: str) -> int:
 
 
 def _is_formula(text: str) -> bool:
-    """Whether a text between two dollar signs is a formula, and not the text between two prices."""
+    """Return whether a text between two dollar signs is a formula, rather than text between two prices."""
     if text[0].isdigit() and "\\" not in text:
         return not _PROSE.search(text) and bool(_MATH_SIGNS.search(text))
     return bool(_MATH_SIGNS.search(text)) or not (_PROSE.search(text) or re.search(r"\s", text))

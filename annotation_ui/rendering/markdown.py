@@ -1,4 +1,4 @@
-"""Renders untrusted Markdown as safe HTML. All text of models and prompts is rendered here and nowhere else.
+"""Renders untrusted Markdown as safe HTML. All texts of models and prompts are rendered here.
 
 The cost is limited: a few kB of Markdown can be made to take minutes, or to become many MB of HTML.
 """
@@ -33,7 +33,7 @@ _TAG = re.compile("<[^>]*>")
 
 
 class TooCostlyError(Exception):
-    """A text would take too long to render, or become too large."""
+    """Raised if a text takes too long to render, or its HTML is too large."""
 
 
 @lru_cache(maxsize=_CACHED)
@@ -68,12 +68,12 @@ def to_html(text: str) -> str:
 
 
 def is_visible(text: str) -> bool:
-    """Whether any character of the text can be seen: neither a separator nor a control or format character."""
+    """Return whether the text has a visible character: not a separator, control or format character."""
     return any(unicodedata.category(character)[0] not in "ZC" for character in text)
 
 
 def text_view(text: str, what: str = "answer") -> dict[str, str]:
-    """A text as the page shows it: rendered, and as it was written. A text without a visible character gets a placeholder.
+    """Return a text as the page shows it, rendered and raw. A text without visible characters gets a placeholder.
 
     Args:
         what: a name of the text, shown in place of an empty one.
@@ -93,12 +93,12 @@ def messages_html(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_messages(prompt: Any) -> list[dict[str, str]]:
-    """A prompt (text or a list of messages, see docs/data.md) as a list of messages."""
+    """Return a prompt (text or messages, see docs/data.md) as a list of messages."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def _render(text: str) -> str:
-    """The HTML of a text, not yet cleaned.
+    """Return the HTML of a text, not yet sanitized.
 
     Raises:
         TooCostlyError: beyond one of the limits.
@@ -115,7 +115,7 @@ def _render(text: str) -> str:
 
 
 def plain_html(text: str) -> str:
-    """A text as HTML that shows every character of it, not rendered as Markdown."""
+    """Return HTML that shows every character of a text, without Markdown."""
     return f"<p>{escape(text).replace(chr(10), '<br>')}</p>"
 
 

@@ -186,7 +186,9 @@ def task_facts(session: Session, task: str) -> Iterator[TaskFacts]:
 
 def _facts_of_item(task: Task, item: int, rows: list[tuple[Any, ...]]) -> ItemFacts:
     _, gold, purpose, model, also_by, *_ = rows[0]
-    answers, decision, seconds = dict[str, Json](), None, dict[str, float]()
+    answers: dict[str, Json] = {}
+    seconds: dict[str, float] = {}
+    decision: Json | None = None
     for *_, answer, order, active, labeler, adjudicated in rows:
         canonical = task.canonical(answer or {}, order)
         if adjudicated:

@@ -49,7 +49,7 @@ def _item_routes(services: Services) -> APIRouter:
 
     @router.get("/tasks")
     def tasks(request: Request) -> Json:
-        """Who is signed in, and which tasks have an open batch for this user."""
+        """Return the user and the tasks, each with whether the user has an open batch."""
         user: User = request.state.user
         with services.database.read() as session:
             open_tasks = set(session.scalars(select(Batch.task).where(is_given_to(user.id)).distinct()))
@@ -58,7 +58,7 @@ def _item_routes(services: Services) -> APIRouter:
 
     @router.post("/tasks/{task}/next")
     def next_item(request: Request, task: TaskName, body: Next) -> Json:
-        """The labeler's open item of a task, or a new one; for a lead, only own answers to change, and no counts."""
+        """Return the labeler's open item of a task, or a new one. Leads get only reopened answers, and no counts."""
         user_id, takes_slots = request.state.user.id, request.state.user.role == "labeler"
         assignment = services.leases.next(user_id, task, takes_slots)
         with services.database.read() as session:
@@ -87,7 +87,7 @@ def _item_routes(services: Services) -> APIRouter:
 
     @router.get("/history")
     def history(request: Request, before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None) -> Json:
-        """The labeler's submitted answers, newest first, one page at a time."""
+        """Return a page of the labeler's submitted answers, newest first."""
         done = judgments.history(request.state.user.id, before, HISTORY_PAGE + 1)
         return {"rows": [_history_row(*row) for row in done[:HISTORY_PAGE]], "more": len(done) > HISTORY_PAGE}
 
@@ -120,7 +120,7 @@ def _text_routes(services: Services) -> APIRouter:
 
     @router.post("/assignments/{number}/say")
     async def say(request: Request, number: AssignmentId, body: Text) -> StreamingResponse:
-        """Send a message to the probed model; its reply streams back as plain text."""
+        """Send a message to the probed model, and stream its reply as plain text."""
         user_id = request.state.user.id
         asked = await to_thread.run_sync(services.probing.add_message, user_id, number, body.text)
         reply = services.probing.stream_reply(user_id, number, *asked)
@@ -128,7 +128,7 @@ def _text_routes(services: Services) -> APIRouter:
 
     @router.get("/assignments/{number}/transcript")
     def transcript(request: Request, number: AssignmentId) -> Json:
-        """The conversation, and whether the model is still answering, in which case its reply may not be part of it yet."""
+        """Return the conversation, and whether the model is still answering. The conversation may then lack its reply."""
         answering = services.probing.is_answering(number)
         assignment = services.judgments.load(request.state.user.id, number).assignment
         return {"messages": messages_html(assignment.transcript or []), "answering": answering}
@@ -137,7 +137,7 @@ def _text_routes(services: Services) -> APIRouter:
 
 
 def _decision_routes(services: Services) -> APIRouter:
-    """The route that the page calls after "Decide it"."""
+    """The route for leads' decisions."""
     router = APIRouter()
 
     @router.post("/decide/{task}/next")
@@ -157,7 +157,7 @@ def _decision_routes(services: Services) -> APIRouter:
 def next_decision(
     leases: Leases, user_id: int, task: str, item_id: int | None = None
 ) -> tuple[Assignment | None, float | None, int]:
-    """Open an item for a lead's decision, which takes none of the labelers' slots.
+    """Open an item for a lead's decision, which takes no slot.
 
     Args:
         item_id: the item; None for the one that this lead has open, else the worst disagreement that they have not skipped.
@@ -211,7 +211,7 @@ def _item_json(services: Services, user_id: int, assignment_id: int) -> Json:
 
 
 def _labelers_answers(services: Services, context: AssignmentContext) -> list[Json]:
-    """For an adjudicating lead: the labelers' answers, in the order shown to the lead."""
+    """Return the labelers' answers in the order shown to the deciding lead."""
     order, task = context.assignment.shown_order, TASKS[context.batch.task]
     query = (
         select(User.pseudonym, Judgment)
@@ -228,7 +228,7 @@ def _labelers_answers(services: Services, context: AssignmentContext) -> list[Js
 
 
 def _page(services: Services, user_id: int, task: str, assignment: Assignment | None) -> Json:
-    """An item with the guidelines in force and their id, which is also in `unread` if this user has not opened them yet."""
+    """Return an item with the current guidelines and their id, which `unread` repeats until the user has opened them."""
     with services.database.read() as session:
         newest, unread = guidelines.newest(session, task), guidelines.unread(session, task, user_id)
     return {
@@ -240,7 +240,7 @@ def _page(services: Services, user_id: int, task: str, assignment: Assignment | 
 
 
 def _training_feedback(services: Services, user_id: int, assignment_id: int) -> Json | None:
-    """Feedback after a training item: the known answer in the shown order, the agreement with it, and the explanation."""
+    """Return the feedback after a training item: agreement, known answer in the shown order, and explanation."""
     context = services.judgments.load(user_id, assignment_id)
     item, order, task = context.item, context.assignment.shown_order, TASKS[context.batch.task]
     if item.purpose != "training" or not item.gold or context.assignment.current_id is None:

@@ -27,12 +27,12 @@ _UNKNOWN_USER_HASH = _HASHER.hash(secrets.token_hex(16))
 
 
 class TooManyAttemptsError(Exception):
-    """Signing in is blocked for a while after too many wrong passwords."""
+    """Raised while sign-in is blocked after too many failed attempts."""
 
 
 @dataclass(frozen=True)
 class SignedIn:
-    """The user of a session; `renewed`: the session was extended just now, and its cookie has to be."""
+    """The user of a session. If `renewed`, the session was extended, and its cookie must be renewed."""
 
     user: User
     renewed: bool
@@ -46,7 +46,7 @@ class Auth:
     hours: float = 12.0
 
     def create_user(self, name: str, role: str, password: str | None = None) -> str:
-        """Add a user and return the password (a random one if none is given)."""
+        """Create a user and return the password. Default: a random one."""
         given, name = name, normal_name(name)
         if not name:
             rule = f"letters of one alphabet, digits, '.', '_', '-', '@' and '+' only, at most {MAX_NAME}"
@@ -64,7 +64,7 @@ class Auth:
         return password
 
     def set_password(self, name: str, password: str | None = None) -> str:
-        """Give a user a new password (random if none is given), end their sessions, and return the password."""
+        """Set a user's password (default: a random one), end their sessions, and return the password."""
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
@@ -75,7 +75,7 @@ class Auth:
         return password
 
     def set_active(self, name: str, active: bool) -> None:
-        """Allow a user to sign in, or forbid it and end their sessions; their judgments stay."""
+        """Activate or deactivate a user. Deactivation ends their sessions and keeps their judgments."""
         with self.database.write() as session:
             user = user_named(session, name)
             if active:
@@ -86,7 +86,7 @@ class Auth:
             user.active = active
 
     def set_role(self, name: str, role: str) -> None:
-        """Make a user a labeler or a lead."""
+        """Set a user's role."""
         with self.database.write() as session:
             user = user_named(session, name)
             if role != "lead":
@@ -94,7 +94,7 @@ class Auth:
             user.role = role
 
     def first_lead(self) -> str | None:
-        """Create the user `lead` if no lead can sign in, and return the password; else None."""
+        """Create the user `lead` if there is no active lead, and return the password, else None."""
         with self.database.read() as session:
             if session.scalar(select(User.id).where(User.role == "lead", User.active).limit(1)) is not None:
                 return None
@@ -104,7 +104,7 @@ class Auth:
         return self.create_user("lead", "lead")
 
     def sign_in(self, name: str, password: str, address: str) -> str | None:
-        """Start a session and return its token; None for a wrong name or password.
+        """Start a session and return its token, or None for a wrong name or password.
 
         Raises:
             TooManyAttemptsError: after too many wrong passwords.
@@ -133,7 +133,7 @@ class Auth:
         return token
 
     def signed_in(self, token: str | None) -> SignedIn | None:
-        """The user of a token's session, or None. The session is extended, but written at most once in `RENEW_SECONDS`."""
+        """Return the user of a token's session, or None. Extend the session, with one write per `RENEW_SECONDS`."""
         if not token:
             return None
         now = time.time()
@@ -152,7 +152,7 @@ class Auth:
         return SignedIn(row[0], renewed)
 
     def named_by_proxy(self, name: str) -> SignedIn | None:
-        """The active user whom the company's proxy has signed in; no session is stored."""
+        """Return the active user whom the proxy has signed in. No session is stored."""
         with suppress(UnicodeError):  # headers are read as Latin-1
             name = name.encode("latin-1").decode()
         with self.database.read() as session:
@@ -184,7 +184,7 @@ class Auth:
 
 
 def hash_password(password: str) -> str:
-    """The Argon2 hash of a password."""
+    """Return the Argon2 hash of a password."""
     if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
         raise UserError(f"passwords must have {MIN_PASSWORD} to {MAX_PASSWORD} characters")
     return _HASHER.hash(password)

@@ -24,12 +24,12 @@ MAX_DEPTH = 50  # levels of lists and objects within each other
 
 
 class Body(BaseModel):
-    """A JSON object that can be stored as it is."""
+    """A JSON object that can be stored unchanged."""
 
     @model_validator(mode="before")
     @classmethod
     def check(cls, body: Any) -> Any:
-        """Refuse what cannot be stored; pydantic makes one line of the error."""
+        """Raise ValueError for values that cannot be stored. Pydantic reports it in one line."""
         level = [body]
         for _ in range(MAX_DEPTH):
             level = [inner for value in level for inner in _inner_values(value)]
@@ -39,7 +39,7 @@ class Body(BaseModel):
 
 
 class Draft(Body):
-    """The body of a draft; the server keeps the one with the highest `sequence`."""
+    """The body of a draft. The server keeps the draft with the highest `sequence`."""
 
     draft: Json
     sequence: int = Field(ge=0, le=2**31 - 1)
@@ -63,14 +63,14 @@ class Submission(Body):
 
 
 class Undo(Body):
-    """The body of an undo: the last answer, or the named assignment's."""
+    """The body of an undo, of the last answer or of the given assignment."""
 
     request_id: RequestId
     assignment: int | None = Field(None, ge=1, le=2**31 - 1)
 
 
 class NextDecision(Body):
-    """The body of a lead's request for a disagreement: a certain item, or the next one."""
+    """The body of a lead's request for a disagreement, by item or the next one."""
 
     item: int | None = Field(None, ge=1, le=2**31 - 1)
 

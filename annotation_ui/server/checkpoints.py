@@ -1,4 +1,4 @@
-"""The models that labelers talk to in the Probe task: the two used last are in memory, each in its own process.
+"""Models of the Probe task. The two most recently used stay in memory, each in its own process.
 
 The lead loads one by name, or the first message of a batch that names a model does. Unloading ends the processes, which
 frees all of their memory. A model that exhausts the memory ends its process, not the app, and no reply delays a labeler.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from align.commands.chat import Speaker
 
 MODELS = 2
-"""Most models in memory: batches that compare two models alternate between them."""
+"""Maximum number of models in memory. Batches that compare two models alternate between them."""
 TEMPERATURE = 0.7
 NICENESS = 5  # the server answers labelers first
 
@@ -38,7 +38,7 @@ class Status:
 
 
 class Piece(NamedTuple):
-    """The next piece of a model's reply. `cut`: the reply ends here, at the limit of tokens."""
+    """A piece of a model's reply. If `cut`, the reply ends here, at the token limit."""
 
     model: str
     text: str
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class _OutOfMemoryError(UserError):
-    """The process has ended, or reports that memory is exhausted."""
+    """Raised if the process has ended or is out of memory."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _RunningModel:
     detail: str = ""
 
     def read(self) -> tuple[str, str]:
-        """Return the kind and the text of the next message. Raises: UserError for an error, or if the process has ended."""
+        """Return the kind and text of the next message. Raise UserError for an error, or if the process has ended."""
         try:
             kind, text = self.connection.recv()
         except (EOFError, OSError):
@@ -73,7 +73,7 @@ class _RunningModel:
 
 
 class Checkpoints:
-    """Loads models and lets them answer. One operation runs at a time; others wait for the lock.
+    """Loads models and generates replies. One operation runs at a time.
 
     The last model that the lead asked for, and the model of the last message, is that of `status`.
     """
@@ -93,7 +93,7 @@ class Checkpoints:
         return status
 
     def load(self, name: str) -> None:
-        """Start to load a model and return at once; `status` shows the progress."""
+        """Start loading a model. `status` shows the progress."""
         name = name.strip()
         if not name:
             raise UserError("no model given; use a folder, a hub name or a built-in model")
@@ -108,14 +108,14 @@ class Checkpoints:
         threading.Thread(target=load_when_free, daemon=True).start()
 
     def unload(self) -> None:
-        """End all models' processes, even in the middle of a reply, and cancel a load that is still waiting."""
+        """Stop the processes of all models, even during a reply, and cancel a pending load."""
         self._requested = ""
         models, self._models, self._status = self._models, {}, Status()
         for model in models.values():
             model.stop()
 
     def reply(self, name: str, messages: list[Any], max_new_tokens: int) -> Iterator[Piece]:
-        """Yield a model's reply in pieces; with an empty name, of the model that the lead has loaded.
+        """Yield a model's reply in pieces. An empty name selects the model loaded by the lead.
 
         Raises:
             UserError: if there is no model, or it cannot answer.
@@ -136,7 +136,7 @@ class Checkpoints:
             yield Piece(wanted, "", cut=message[1] == "cut")
 
     def _ensure_loaded(self, name: str) -> _RunningModel:
-        """The model, whose process is started unless it is in memory already."""
+        """Return the model, and start its process unless it is in memory."""
         model = self._models.pop(name, None)
         if model is None or not model.process.is_alive():
             self._keep(MODELS - 1)
@@ -152,7 +152,7 @@ class Checkpoints:
         return model
 
     def _keep(self, count: int) -> bool:
-        """Stop all but the models used last; whether there were more than `count`."""
+        """Stop all but the `count` most recently used models. Return whether any was stopped."""
         stopped = list(self._models)[: max(0, len(self._models) - count)]
         for name in stopped:
             model = self._models.pop(name, None)
@@ -191,7 +191,7 @@ def _start_process(name: str) -> _RunningModel:
 
 
 def run_model(name: str, connection: Connection) -> None:
-    """Load a model, and answer the conversations that come in until the app ends.
+    """Load a model, and reply to conversations until the app ends.
 
     It sends ("ready", description), then for each conversation and limit of tokens ("piece", text) any number of times and
     ("done", "cut" or ""). On a failure, it sends ("error", reason) instead.
@@ -235,5 +235,5 @@ def _described(model: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """The first line of an error's message, with its type unless it is a UserError."""
+    """Return the first line of an error's message, with its type unless it is a UserError."""
     return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""Errors as pages for people and as JSON for programs, in the look of the sign-in page."""
+"""Errors as pages for browsers and JSON for programs."""
 
 import sys
 from contextlib import suppress
@@ -41,31 +41,31 @@ _PAGE = Template((Path(__file__).parents[1] / "static" / "login.html").read_text
 
 
 def plain_page(title: str, content: str) -> str:
-    """A page outside of Gradio, such as the one to sign in; `content` is HTML."""
+    """Return a page outside Gradio, such as the sign-in page. `content` is HTML."""
     return _PAGE.substitute(title=escape(title), content=content, root=root_path.get())
 
 
 def wants_page(accept: str) -> bool:
-    """Whether a request with this Accept header is from a browser that shows a page."""
+    """Return whether an Accept header asks for a page."""
     return "text/html" in accept
 
 
 def cannot_store(error: OperationalError) -> str:
-    """Log that the disk is full or the database unavailable; returns the line for programs, which repeat the request."""
+    """Log that the database failed, and return a line for programs, which retry."""
     with suppress(OSError):  # the log may lie on the same disk
         print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
     return "cannot store anything at the moment; the page retries"
 
 
 def error_page(status: int, detail: str = "") -> str:
-    """The page of an error; `detail` is shown where there is no fixed advice."""
+    """Return the page of an error. `detail` is shown if there is no fixed advice."""
     title = _TITLES.get(status, "Request failed")
     advice = detail.capitalize() if status == 403 and detail != LEADS_ONLY else _ADVICE.get(status, detail.capitalize())
     return plain_page(title, f'<p>{escape(advice)}</p><p><a href="{root_path.get()}/">Back to labeling</a></p>')
 
 
 def add_error_pages(app: FastAPI) -> None:
-    """Answer errors of the app's own routes with a page if a browser asks for one."""
+    """Return errors of the app's routes as pages if a browser asks for one."""
 
     def answer(request: Request, status: int, detail: str) -> Response:
         if wants_page(request.headers.get("accept", "")):
@@ -78,7 +78,7 @@ def add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Request, error: RequestValidationError) -> Response:
-        """One line, without the value: it may be one that cannot be sent back."""
+        """Return one line without the value, which may not be encodable."""
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         return answer(request, 422, f"{where}: {first['msg']}" if where.isprintable() and where.isascii() else first["msg"])
@@ -89,7 +89,7 @@ def add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
-        """Unexpected errors; the traceback goes to the log. The guard does not see this answer any more."""
+        """Handle unexpected errors. The traceback goes to the log. The response does not pass the guard."""
         response = answer(request, 500, "internal server error")
         response.headers.update({**PROTECTING, "Cache-Control": "no-store"})
         return response

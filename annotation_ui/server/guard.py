@@ -39,7 +39,7 @@ class RateLimit:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self, key: int) -> int:
-        """Take a request of a key; returns 0, or the whole seconds until the next one is allowed."""
+        """Count a request of a key. Return 0, or the seconds until the next one is allowed."""
         rate = self.requests / self.seconds
         with self._lock:
             now = self.clock()
@@ -69,7 +69,7 @@ _LARGE_BODIES = (_UPLOADS, f"{API_PATH}/batches")
 _LEAD_ACTIONS = ("/lead/gradio_api/queue/join", _UPLOADS)
 
 Refusal = tuple[int, str, str | None]
-"""Status, error and, of a page that needs a session, the address to go to."""
+"""Status, error, and the address to redirect to, if a page needs a session."""
 
 
 class Guard:
@@ -100,7 +100,7 @@ class Guard:
         await self.app(scope, _limit_body(receive, _body_limit(path)), send)
 
     async def _check(self, scope: Scope) -> tuple[Refusal | None, SignedIn | None]:
-        """((status, error, redirect) or None if the request may pass, who is signed in)."""
+        """Return ((status, error, redirect), or None if the request may pass; the signed-in user)."""
         path, headers = _unambiguous_path(scope["path"]), Headers(scope=scope)
         safe = scope["method"] in ("GET", "HEAD")
         if path is None:
@@ -138,7 +138,7 @@ class Guard:
         return (None if known else (404, "no such page", None)), signed_in
 
     async def _check_token(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Admit a program by its token and put the token into the request's state; cookies count for nothing here."""
+        """Authenticate a program by its token, which is stored in the request's state. Cookies are ignored."""
         presented = bearer_token(headers)
         token = await to_thread.run_sync(self.tokens.check, presented) if presented else None
         if token is None:
@@ -155,12 +155,12 @@ def _body_limit(path: str) -> int:
 
 
 def _unambiguous_path(path: str) -> str | None:
-    """The path, or None if a router further in could read it as a different one."""
+    """Return the path, or None if an inner router could parse it differently."""
     return None if "//" in path or "/../" in f"{path}/" or "\\" in path or "\0" in path else path
 
 
 def _limit_body(receive: Receive, limit: int) -> Receive:
-    """Cut a body without a declared length off at the limit."""
+    """Cut off a body without a declared length at the limit."""
     received = 0
 
     async def receive_limited() -> Message:

@@ -1,4 +1,4 @@
-"""HTTP headers: the session's cookie, the origin of a request, and those that protect every response."""
+"""HTTP headers: the session cookie, the origin of a request, and security headers."""
 
 from urllib.parse import urlsplit
 
@@ -21,13 +21,13 @@ PROTECTING = {
 
 
 def session_cookie(token: str, hours: float, https: bool) -> str:
-    """The Set-Cookie header of a session that ends `hours` from now; no hours: of a session that has ended."""
+    """Return the Set-Cookie header of a session that ends in `hours`. 0 deletes the cookie."""
     secure = "; Secure" if https else ""
     return f"{COOKIE}={token}; HttpOnly; Max-Age={int(hours * 3600)}; Path=/; SameSite=lax{secure}"
 
 
 def session_token(headers: Headers) -> str | None:
-    """The session token in a request's cookie.
+    """Return the session token in a request's cookie.
 
     Python's SimpleCookie would drop it behind a cookie that it cannot read, which any program on this host can set.
     """
@@ -35,13 +35,13 @@ def session_token(headers: Headers) -> str | None:
 
 
 def bearer_token(headers: Headers) -> str | None:
-    """The token in a request's Authorization header."""
+    """Return the token in a request's Authorization header."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def same_origin(headers: Headers) -> bool:
-    """Whether the request comes from a page of this app. Other programs than browsers send neither header."""
+    """Return whether the request comes from a page of this app. Programs other than browsers send neither header."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

@@ -1,4 +1,4 @@
-"""Conversations with a model: a separate thread waits for each reply, and no server thread is blocked.
+"""Conversations with a model. A separate thread waits for each reply, so no server thread is blocked.
 
 The conversation is stored in the assignment's `transcript`, which only this module writes: a labeler's message when it
 arrives, the reply when it is complete. If the browser disconnects or the server crashes, no complete message is lost.
@@ -33,7 +33,7 @@ class Probing:
         self._lock = threading.Lock()
 
     def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages, int]:
-        """Store the labeler's message; returns (name of the batch's checkpoint, the conversation, most tokens of the reply).
+        """Store the labeler's message. Return (the batch's checkpoint, the conversation, the token limit of the reply).
 
         An empty message asks for the reply again after a failure.
         """
@@ -62,14 +62,14 @@ class Probing:
         return str(settings.get("checkpoint", "")), messages, int(settings.get("max_new_tokens", MAX_NEW_TOKENS))
 
     def is_answering(self, assignment_id: int) -> bool:
-        """Whether the model's reply is being generated; the conversation is stored before this ends."""
+        """Return whether the model is generating a reply. The conversation is stored before this ends."""
         with self._lock:
             return assignment_id in self._busy
 
     def stream_reply(
         self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages, max_new_tokens: int
     ) -> AsyncIterator[str]:
-        """Start the reply and return its pieces; it is completed and stored even if they are not read."""
+        """Start the reply and return its pieces. It is completed and stored even if they are not read."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()
 
         def put_piece(piece: str | Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Sign-in by a company's proxy: the proxy names the user in a header, which counts from the proxy's own address only."""
+"""Sign-in by a proxy, which names the user in a header. The header is accepted from the proxy's address only."""
 
 import os
 import re
@@ -17,18 +17,18 @@ _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 @dataclass(frozen=True)
 class ProxySignIn:
-    """The header with the user's name, and the one address from which it counts."""
+    """The header with the user's name, and the only address from which it is accepted."""
 
     header: str
     address: IPv4Address | IPv6Address
 
     def names(self, scope: Scope, headers: Headers) -> list[str]:
-        """The users that the proxy names: one; none if the request is not the proxy's; several if one was smuggled in."""
+        """Return the users that the proxy names: one, none for other clients, or several if one was smuggled in."""
         return headers.getlist(self.header) if _address(scope.get(_PEER) or "") == self.address else []
 
 
 def proxy_sign_in(header: str, address: str) -> ProxySignIn | None:
-    """Return the sign-in of the command line; None if it is off."""
+    """Return the sign-in configured on the command line, or None."""
     if not header and not address:
         return None
     if not header or not address:
@@ -59,7 +59,7 @@ class Peer:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """An IP address; one of IPv4 that is written as IPv6 is the same address."""
+    """Return an IP address. IPv4 written as IPv6 is the same address."""
     try:
         address = ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The API of programs at /api/v1: import batches, watch their progress, export, follow new judgments.
+"""The API for programs at /api/v1: import batches, read their progress, export, and follow new judgments.
 
 The guard has checked the token before a request comes here. `annotation_ui.client` is the Python side.
 """
@@ -62,7 +62,7 @@ class ExportRequest(Body):
 
 
 def _token_with(scope: str) -> Any:
-    """A dependency that returns the request's token, which must have a scope."""
+    """Return a dependency that returns the request's token and requires a scope."""
 
     def check(request: Request) -> ApiToken:
         token: ApiToken = request.state.token
@@ -78,7 +78,7 @@ Exporting = Annotated[ApiToken, _token_with("export")]
 
 
 def add_remote_api(app: FastAPI, services: Services) -> None:
-    """Add the routes of programs, and for leads the page that documents them."""
+    """Add the API's routes, and their documentation for leads."""
     router = APIRouter(prefix=API_PATH, dependencies=[_BEARER])
     transfers = CapacityLimiter(2)  # a program that starts many waits here, not in the threads that serve labelers
     _add_batch_routes(router, services, transfers)
@@ -96,7 +96,7 @@ def _add_batch_routes(router: APIRouter, services: Services, transfers: Capacity
 
     @router.get("/batches", dependencies=[_token_with("read")])
     def batches() -> list[Json]:
-        """The progress of every batch."""
+        """Return the progress of every batch."""
         with database.read() as session:
             return progress(session)
 
@@ -112,7 +112,7 @@ def _add_batch_routes(router: APIRouter, services: Services, transfers: Capacity
         labeler: Annotated[list[Name], Query()] = [],  # noqa: B006  (FastAPI copies it)
         settings: Annotated[str, Query(description="a JSON object with the task's settings")] = "{}",
     ) -> Json:
-        """Make a batch of the rows in the body (JSON Lines), all or nothing."""
+        """Import the rows in the body (JSON Lines) as a batch, all or nothing."""
         batch = NewBatch(name, task, labelers_per_item, priority, rules, _checked_settings(task, settings), tuple(labeler))
         key = await receive(services.settings, request, "rows.jsonl")
 
@@ -128,7 +128,7 @@ def _add_export_routes(router: APIRouter, services: Services, transfers: Capacit
 
     @router.post("/exports")
     async def make_export(wanted: ExportRequest, token: Exporting) -> Json:
-        """Write an export on the server; returns its manifest, whose `file` names the file to get."""
+        """Write an export on the server and return its manifest. `file` names the file to download."""
         if wanted.format not in FORMATS:
             raise UserError(f"format {wanted.format!r}: must be one of {', '.join(FORMATS)}")
         selection = Selection(**wanted.model_dump(exclude={"format"}))
@@ -139,7 +139,7 @@ def _add_export_routes(router: APIRouter, services: Services, transfers: Capacit
 
     @router.get("/exports/{name}", dependencies=[_token_with("export")], response_class=Response)
     def get_export(name: Name) -> Response:
-        """The file of an export of judgments."""
+        """Download the file of an export."""
         if name.split("-")[0] not in records():  # files with labelers' names are for leads
             raise HTTPException(404, "no such export")
         return export_file(services.settings, name)
@@ -151,12 +151,12 @@ def _add_export_routes(router: APIRouter, services: Services, transfers: Capacit
         batch: Annotated[list[Name], Query()] = [],  # noqa: B006  (FastAPI copies it)
         limit: Annotated[int, Query(ge=1, le=MAX_JUDGMENTS)] = 100,
     ) -> list[Json]:
-        """The judgments, skips and undos that were stored after the judgment `after`, oldest first."""
+        """Return the judgments, skips and undos after the judgment `after`, oldest first."""
         return new_judgments(database, after, tuple(batch), limit, Actor(token.user_id, token.id))
 
 
 def _checked_settings(task: str, text: str) -> Json:
-    """The settings of a batch from their JSON."""
+    """Parse the settings of a batch. Raise UserError if they are invalid."""
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The path of a proxy below which the app is served, such as /labels: it precedes the path of every address."""
+"""The root path below which a proxy serves the app, such as /labels."""
 
 import re
 from contextvars import ContextVar
@@ -10,12 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from align.core.errors import UserError
 
 root_path: ContextVar[str] = ContextVar("root_path", default="")
-"""That of the request: empty, or with a slash at its beginning and none at its end."""
+"""The request's root path: empty, or with a leading and no trailing slash."""
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 
 
 def checked_root_path(path: str) -> str:
-    """The path without a slash at its end. Raises: UserError if it is not a path."""
+    """Return the path without a trailing slash. Raise UserError if it is not a path."""
     path = path.rstrip("/")
     if not _PATH.fullmatch(path) or "/." in path:
         raise UserError(f"--root-path {path!r}: must be a path such as /labels")
@@ -56,7 +56,7 @@ class RootPath:
         await self.app(scope, receive, send_with_root)
 
     def _with_root(self, location: str, host: str) -> str:
-        """An address of this app with the root path; other addresses as they are."""
+        """Add the root path to an address of this app. Other addresses are unchanged."""
         parts = urlsplit(location)
         own = parts.path.startswith("/") and parts.netloc in ("", host) and not parts.path.startswith(f"{self.root}/")
         return parts._replace(path=self.root + parts.path).geturl() if own else location

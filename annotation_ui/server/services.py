@@ -1,4 +1,4 @@
-"""The settings of the server and the objects that its routes and pages share."""
+"""The server's settings, and objects shared by its routes and pages."""
 
 import shutil
 import threading
@@ -24,7 +24,7 @@ KEEP_SECONDS = 2.0  # anyone may ask, but not make the server write all the time
 
 @dataclass(frozen=True)
 class Settings:
-    """How `align annotate` was started."""
+    """The options with which `align annotate` was started."""
 
     database: str
     data_dir: Path
@@ -36,17 +36,17 @@ class Settings:
 
     @property
     def exports(self) -> Path:
-        """The folder of the exports made on the lead's page."""
+        """The folder of exports."""
         return self.data_dir.resolve() / "exports"
 
     @property
     def uploads(self) -> Path:
-        """The folder of the files that a browser or a program has sent."""
+        """The folder of uploads."""
         return self.data_dir.resolve() / "uploads"
 
 
 class Health:
-    """Health check for /healthz: whether the server can store what labelers send, by storing something."""
+    """Health check for /healthz: performs a test write."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self._database, self._folder = database, folder
@@ -54,7 +54,7 @@ class Health:
         self._checked_at, self._problem = float("-inf"), ""
 
     def problem(self) -> str:
-        """Why nothing can be stored now; empty if it can."""
+        """Return why the server cannot store anything, or an empty text."""
         with self._lock:
             if time.monotonic() - self._checked_at >= KEEP_SECONDS:
                 self._problem = self._find_problem()
@@ -75,7 +75,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Services:
-    """One database and the objects that work on it."""
+    """A database and the objects that work on it."""
 
     settings: Settings
     database: Database
@@ -88,7 +88,7 @@ class Services:
 
 
 def make_services(settings: Settings) -> Services:
-    """Open the database and create the services; no model is loaded yet."""
+    """Open the database and create the services. No model is loaded."""
     database = Database(settings.database)
     leases = Leases(database, settings.lease_minutes * 60)
     judgments = Judgments(leases)

@@ -1,4 +1,4 @@
-"""Uploads and downloads of the lead's page, which do not pass through Gradio.
+"""Uploads and downloads of the lead's page, which bypass Gradio.
 
 Gradio copies every file that passes through it into a temporary folder, where it stays, and it opens whatever file a
 request names. Opening the SQLite file in this process would even drop the locks that SQLite holds on it
@@ -31,7 +31,7 @@ _EXPORT = re.compile(rf"[a-z_]+-[0-9-]{{15}}-[0-9a-f]{{8}}\.(?:{'|'.join(FORMATS
 
 @contextmanager
 def uploaded(settings: Settings, key: str) -> Iterator[Path]:
-    """The file of an upload, which is removed afterwards.
+    """Yield the file of an upload, and remove it afterwards.
 
     Args:
         key: the value that the page's files.js returned: a key, or the reason why there is none.
@@ -48,7 +48,7 @@ def uploaded(settings: Settings, key: str) -> Iterator[Path]:
 
 
 def add_transfers(app: FastAPI, services: Services) -> None:
-    """Add the routes that receive uploads and send exports; both are below /lead, which the guard keeps for leads."""
+    """Add the routes for uploads and exports below /lead, which only leads can access."""
     settings = services.settings
     shutil.rmtree(settings.uploads, ignore_errors=True)  # nothing that an earlier process received is still wanted
     for folder in (settings.uploads, settings.exports):
@@ -65,7 +65,7 @@ def add_transfers(app: FastAPI, services: Services) -> None:
 
 
 async def receive(settings: Settings, request: Request, name: str) -> str:
-    """Store the body of a request as an upload, in a folder with an unguessable name, and return its key.
+    """Store a request's body as an upload in a folder with a random name, and return its key.
 
     Raises:
         HTTPException: if no file can have this name, or the body is too large, is broken off or cannot be stored.
@@ -91,13 +91,13 @@ async def receive(settings: Settings, request: Request, name: str) -> str:
 
 
 def new_export_path(settings: Settings, record: str, kind: str) -> Path:
-    """A new path for an export of the lead's page or of the API, which cannot be guessed."""
+    """Return a new, unguessable path for an export."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return settings.exports / f"{record}-{stamp}-{secrets.token_hex(4)}.{kind}"
 
 
 def export_file(settings: Settings, name: str) -> Response:
-    """The response with the file of an export."""
+    """Return the response with an export's file."""
     path = settings.exports / name
     if not _EXPORT.fullmatch(name) or not path.is_file():
         raise HTTPException(404, "no such export")

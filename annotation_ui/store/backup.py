@@ -1,4 +1,4 @@
-"""Backup of a SQLite database while the app runs, and its restoration. PostgreSQL has its own programs for both."""
+"""Backup and restoration of a SQLite database. For PostgreSQL, use pg_dump and pg_restore."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ _LOGS = ("-wal", "-shm", "-journal")
 
 
 def back_up(source: Path, target: Path) -> None:
-    """Copy a SQLite database as it is at one moment, while other processes read and write it.
+    """Copy a snapshot of a SQLite database while other processes use it.
 
     The copy is written under a hidden name and gets its own once it is checked and on disk, so a killed process leaves no
     file of that name.
@@ -44,7 +44,7 @@ def back_up(source: Path, target: Path) -> None:
 
 
 def restore(backup: Path, file: Path) -> Path | None:
-    """Put a backup in the place of a database that no process has open.
+    """Replace a database that is not in use by a backup.
 
     The backup is checked and brought to the newest schema in a copy first. All sessions in it end. The old database is kept
     under another name, which is returned.
@@ -87,7 +87,7 @@ def restore(backup: Path, file: Path) -> Path | None:
 
 
 def _prepare(file: Path) -> None:
-    """Bring the copy of a backup to the newest schema, end its sessions and record the restoration in it."""
+    """Upgrade the copy of a backup, end its sessions, and record the restoration."""
     database = Database(f"sqlite:///{file}")
     try:
         database.upgrade()
@@ -102,7 +102,7 @@ def _prepare(file: Path) -> None:
 
 @contextmanager
 def _new_database(target: Path) -> Iterator[Path]:
-    """A hidden name next to `target` for a new database, which is removed at the end with everything beside it."""
+    """Yield a hidden name next to `target` for a new database. Remove it and its logs at the end."""
     partial = target.with_name(f".{target.name}-{uuid.uuid4().hex}{PARTIAL}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _new_database(target: Path) -> Iterator[Path]:
 
 
 def _check(file: Path) -> None:
-    """Check that a file is a whole database of this app.
+    """Check that a file is an intact database of this app.
 
     Raises:
         sqlite3.Error: if it is damaged, not a database, or one of another program.
@@ -131,7 +131,7 @@ def _check(file: Path) -> None:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Keep every other process out of a database, whose log is moved into it.
+    """Lock a database exclusively, and move its log into it.
 
     A connection holds a shared lock on a database in WAL mode as long as it is open, so leaving that mode fails while
     another one is.

@@ -1,4 +1,4 @@
-"""Erases a person's traces: the name, the free text and the sessions. Judgments stay, under the pseudonym of exports."""
+"""Erasure of a person's name, remarks and sessions. Judgments are kept under the pseudonym."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from annotation_ui.store.users import keep_a_lead, user_named
 from annotation_ui.tasks import Json
 
 FREE_TEXT = ("comment", "note", "reason")
-"""Fields of answers that hold remarks. Demonstrations and conversations are the work itself and stay."""
+"""Fields of answers with remarks. Demonstrations and conversations are kept."""
 LOG_WAIT_S = 10.0  # other processes wait 30 s for a write
 _CHUNK = 500
 
@@ -52,7 +52,7 @@ def forget(database: Database, name: str) -> tuple[str, int]:
 
 
 def without_remarks(value: Any) -> Any:
-    """An answer whose comments, notes and reasons are empty. Messages of a conversation are left as they are."""
+    """Return an answer with empty comments, notes and reasons. Messages of a conversation are unchanged."""
     if isinstance(value, list):
         return [without_remarks(each) for each in value]
     if not isinstance(value, dict):
@@ -78,7 +78,7 @@ def _blank_judgments(session: Session, user_id: int) -> int:
 
 @contextmanager
 def _judgments_unlocked(session: Session, is_sqlite: bool) -> Iterator[None]:
-    """Take away the trigger that refuses changes of judgments, until the block ends, in the open transaction."""
+    """Disable the trigger that keeps judgments append-only, within the open transaction."""
     if is_sqlite:
         name = "judgments_no_update"
         stored = text("SELECT sql FROM sqlite_master WHERE type = 'trigger' AND name = :name")

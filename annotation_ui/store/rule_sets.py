@@ -1,4 +1,4 @@
-"""Rule files: YAML written by a lead; an error names the line of the first mistake.
+"""Rule sets in YAML files. Errors name the line.
 
 name: my-rules
 title: What our assistant must not do
@@ -47,7 +47,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 def parse(text: str, file: str) -> Json:
-    """{name, title, source, rules: [{id, text, source}]}, or a UserError that names the file and the line."""
+    """Parse {name, title, source, rules: [{id, text, source}]}. Raise UserError with file and line."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -71,7 +71,7 @@ def parse(text: str, file: str) -> Json:
 
 
 def store(session: Session, rule_set: Json, again: bool = True) -> RuleSet:
-    """The row of this version of the rule set, made if it is new.
+    """Return the row of this version of a rule set, and store it if it is new.
 
     With `again`, a version that was stored before becomes the newest.
     """
@@ -88,7 +88,7 @@ def store(session: Session, rule_set: Json, again: bool = True) -> RuleSet:
 
 
 def read(path: Path, name: str = "") -> Json:
-    """A rule file from disk. Errors call it by `name` (default: its path)."""
+    """Read a rule file. Errors name it `name` (default: its path)."""
     name = name or str(path)
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"{name}: not a .yaml file")
@@ -103,12 +103,12 @@ def read(path: Path, name: str = "") -> Json:
 
 
 def newest(session: Session, name: str) -> RuleSet | None:
-    """The latest stored version of a rule set."""
+    """Return the latest stored version of a rule set."""
     return session.scalar(select(RuleSet).where(RuleSet.name == name).order_by(RuleSet.created_at.desc()).limit(1))
 
 
 def store_shipped(session: Session) -> None:
-    """Store the sets of forms/rules/, where they are there."""
+    """Store the rule sets in forms/rules/."""
     for path in sorted(PACKAGE_RULE_SETS.glob("*.yaml")):
         store(session, read(path), again=False)
 
@@ -141,7 +141,7 @@ def _answers(node: yaml.Node, field: str, file: str) -> list[list[str]]:
 
 
 def _texts(node: yaml.Node, field: str, file: str) -> list[str]:
-    """A list of different texts."""
+    """Parse a list of distinct texts."""
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         raise _error_at(node, file, f"{field}: must be a list of texts")
     texts = [_text(entry, field, file) for entry in node.value]

@@ -1,4 +1,4 @@
-"""Base class of tasks: everything that depends on the kind of labeling, from an imported row to exported rows.
+"""Base class of tasks, from imported rows to exported records.
 
 An answer comes from the browser in the order that was shown; `canonical` turns it into the order of the item. The
 shown order is stored with every judgment, so both are always known.
@@ -16,7 +16,7 @@ class BadInputError(ValueError):
 
 
 class Setting(NamedTuple):
-    """A setting of a task's batches: an option of `align annotate import` and a field of the Import tab."""
+    """A batch setting of a task: an option of `align annotate import` and a field of the Import tab."""
 
     name: str
     kind: type[bool] | type[int] | type[str]
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A part of an answer on which labelers can agree.
+    """A part of an answer whose agreement is measured.
 
     Attributes:
         scale: the measured quantity, such as a rule; empty if an answer is a single value.
@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
 
 class Task(ABC):
-    """One kind of labeling. Stateless.
+    """A labeling task. Stateless.
 
     Attributes:
         name: the key of `TASKS`; static/tasks/NAME.js is its part of the labelers' page.
@@ -63,14 +63,14 @@ class Task(ABC):
 
     @abstractmethod
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """The contents of the items that one imported row makes.
+        """Return the contents of the items of an imported row.
 
         Raises:
             BadInputError: if the row does not fit the task.
         """
 
     def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
-        """The known answer of each item of a row, in the item's own order; None for an item without one.
+        """Return the known answer of each item of a row, in the imported order, or None.
 
         Raises:
             BadInputError: if a labeler could not give this answer.
@@ -78,83 +78,83 @@ class Task(ABC):
         raise BadInputError(f"gold: not supported by task {self.name}")
 
     def order_size(self, content: Json) -> int:
-        """How many responses are shown in a random order (0: nothing to shuffle)."""
+        """Return the number of responses to shuffle, or 0."""
         return 0
 
     def opening(self, content: Json) -> list[dict[str, str]] | None:
-        """The beginning of the conversation that the server keeps for each labeler; None if there is no conversation."""
+        """Return the beginning of the conversation that the server stores for each labeler, or None."""
         return None
 
     @abstractmethod
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
-        """The item as the browser shows it: rendered, in the shown order, without the names of models."""
+        """Return the item for the browser: rendered, in the shown order, without model names."""
 
     @abstractmethod
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
-        """The answer with known fields only.
+        """Return the answer with known fields only.
 
         Raises:
             BadInputError: if it is incomplete or not valid.
         """
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
-        """The answer in the item's own order."""
+        """Return the answer in the imported order of responses."""
         return answer
 
     def shown(self, answer: Json, order: list[int]) -> Json:
-        """The inverse of `canonical`: the answer in a shown order. A known answer may lack fields of a full one."""
+        """Return the answer in a shown order: the inverse of `canonical`. A known answer may lack fields."""
         return answer
 
     def draft(self, answer: Json) -> Json:
-        """The answer as the state in which the page opens it for a change."""
+        """Return the state in which the page opens the answer for editing."""
         return answer
 
     @abstractmethod
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
-        """The answer in a few words; with `rules`, in those of the form that the labeler saw."""
+        """Summarize the answer. With `rules`, use the labels of the form that the labeler saw."""
 
     def known(self, gold: Json, rules: Sequence[Json] = ()) -> str:
-        """A known answer (`gold`) in a few words; it may lack parts of a full answer."""
+        """Summarize a known answer (`gold`), which may lack parts of a full answer."""
         return self.summary(gold, rules)
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
-        """Share of the known answer that the canonical answer matches (0 to 1); None if there is nothing to compare."""
+        """Return the share of the known answer that the canonical answer matches, or None if nothing can be compared."""
         return None
 
     @abstractmethod
     def rows(self, content: Json, answer: Json) -> list[Json]:
-        """The rows (docs/data.md) that a canonical answer is exported as, without labeler and id."""
+        """Return the rows (docs/data.md) of a canonical answer, without labeler and id."""
 
     def records_of(self, record: str, content: Json, answer: Json, rules: Sequence[Json] = ()) -> Iterable[Json]:
-        """A canonical answer as records of one kind (a key of `records`); `rules` are those that the labeler saw."""
+        """Return a canonical answer as records of a kind (a key of `records`). `rules` are those that the labeler saw."""
         return self.records[record](self.rows(content, answer))
 
     def combine(self, answers: list[Json]) -> Json | None:
-        """Several labelers' canonical answers to an item as one; None if they cannot be combined."""
+        """Combine labelers' canonical answers to an item. Return None if they cannot be combined."""
         return None
 
     def similarity(self, one: Json, two: Json) -> float:
-        """The agreement of two canonical answers to an item, from 0 to 1."""
+        """Return the agreement of two canonical answers to an item, from 0 to 1."""
         return float(one == two)
 
     def values(self, answer: Json) -> Iterable[Value]:
-        """The parts of a canonical answer on which agreement is measured."""
+        """Return the parts of a canonical answer whose agreement is measured."""
         return ()
 
     def questions(self, answer: Json) -> dict[Any, str]:
-        """A canonical answer as questions with one true answer each, from which reliability is estimated."""
+        """Return a canonical answer as questions with one true answer each, to estimate reliability."""
         return {}
 
     def written(self, answer: Json) -> Sequence[str]:
-        """The texts in an answer that a model can learn to write, for the lead's view of an item."""
+        """Return the texts in an answer that a model can learn to write."""
         return ()
 
     def marks(self, answer: Json) -> set[str]:
-        """Features of an answer for the lead's list of judgments, such as flags."""
+        """Return features of an answer for the lead's list of judgments, such as flags."""
         return set()
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise BadInputError with the message unless the condition holds."""
+    """Raise BadInputError unless the condition holds."""
     if not condition:
         raise BadInputError(message)

@@ -140,7 +140,7 @@ def test_users_and_batches_on_the_shell(run, tmp_path):
     assert stored(database, select(Batch.settings)) == [{"attention_every": 3}]
     database.close()
     code, printed = run("forget", "ann")
-    assert (code, printed.startswith("ann is labeler-")) == (0, True)
+    assert (code, " labeler-" in printed.splitlines()[0]) == (0, True)
     assert "0 judgments" in printed
     assert run("forget", "ann") == (2, "align annotate: no user 'ann'\n")
 
@@ -155,7 +155,7 @@ def test_tokens_on_the_shell(run, tmp_path):
     head, row = run("token", "list")[1].splitlines()
     assert head.split("\t") == ["token", "scopes", "made by", "valid", "added", "last used"]
     assert row.split("\t")[:4] == ["ci", "read, export", "shell", "yes"]
-    assert run("token", "revoke", "ci") == (0, "token ci is revoked\n")
+    assert run("token", "revoke", "ci")[0] == 0
     assert run("token", "list")[1].splitlines()[1].split("\t")[3] == "no"
     trail = [line.split("\t")[1:] for line in run("audit")[1].splitlines()[1:]]
     assert trail == [["revoke token", "shell", "token ci"], ["create token", "shell", "scopes read,export, token ci"]]

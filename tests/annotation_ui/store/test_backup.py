@@ -173,7 +173,7 @@ def test_what_is_no_backup_changes_nothing(database, tmp_path):
         ("text.db", "not a backup of this app"),
         ("other.db", "not a backup of this app"),
         ("damaged.db", "not a backup of this app"),
-        ("annotations.db", "this is the database itself"),
+        ("annotations.db", "is the database itself"),
     ):
         with pytest.raises(UserError, match=line):
             restore(tmp_path / name, file)
