@@ -163,5 +163,5 @@ def test_a_draft_of_guidelines_is_there_for_each_task():
     for task in TASKS:
         assert guidelines.draft(task).startswith("# ")
     assert "a style that you recognize." in guidelines.draft("compare")  # lines of a file are no line breaks
-    assert "\n1. An answer that could hurt somebody loses.\n2. A false" in guidelines.draft("compare")
+    assert "\n1. An answer that could hurt someone loses.\n2. An answer" in guidelines.draft("compare")
     assert "\n| 4 | half useful" in guidelines.draft("rank")
