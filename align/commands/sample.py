@@ -106,11 +106,11 @@ def sample_command(config: SampleConfig) -> None:
 def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them. Return the output path.
 
-    A row contains `prompt`, `responses` [n], `model` [n] (the model of each response), `finish_reason` [n] (`stop`, or
-    `length` for a response that was cut at `max_new_tokens`), `id` (the prompt's, or the number of its row), and `category`
-    if the prompt has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule, [n]),
-    and an attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If `attributes.filter` leaves
-    none, the row has `fallback`, or the prompt is omitted.
+    A row contains `prompt`, `responses` [n], `model` [n] (the model of each response) and `finish_reason` [n] (`stop`, or
+    `length` for a response that was cut at `max_new_tokens`). `id` is the prompt's, or the number of its row. `category` is
+    there if the prompt has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule,
+    [n]), and an attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If `attributes.filter`
+    leaves none, the row has `fallback`, or the prompt is omitted.
     """
     target = Path(config.output)
     if target.exists():

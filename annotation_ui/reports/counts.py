@@ -51,7 +51,7 @@ def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -
     would show in the numbers.
     """
     parameters = {"user_id": user_id, "task": task}
-    done: dict[bool, int] = dict(session.execute(_DONE, parameters).tuples().all())
+    done: dict[bool, int] = dict(session.execute(_DONE, parameters).all())
     left = session.scalar(_OPENED, parameters) or 0
     for batch_id in session.scalars(_OPEN_BATCHES, parameters).all():
         batch_parameters = {"user_id": user_id, "batch_id": batch_id}

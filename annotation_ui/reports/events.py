@@ -39,7 +39,7 @@ def new_judgments(
     if batches:
         query = query.where(Batch.name.in_(batches))
     with database.read() as session:
-        rows = session.execute(query).tuples().all()
+        rows = session.execute(query).all()
         ids = exported_ids(session, (item for _, item, *_ in rows))
         events = [_event(*row, ids[row[1].id]) for row in rows]
         unrecorded = bool(events) and (after == 0 or not _recorded_today(session, by))

@@ -45,8 +45,9 @@ class Selection:
     Attributes:
         record: a key of `records()`.
         aggregated: one row per item instead of one per judgment.
-        since: only judgments made at this time or later (seconds since 1970), those that count again because a later one was
-            undone, and all of an item that a lead decided since; aggregated, all judgments of each item with one of these.
+        since: only judgments made at this time (seconds since 1970) or later, or that count again because a later one was
+            undone. All judgments of an item that a lead decided later are included. Aggregated, so are those of every item
+            with such a judgment.
         batches: names of batches; empty means all.
         include_gold: also items with a known answer.
         preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
@@ -220,7 +221,7 @@ def exported_ids(session: Session, items: Iterable[Item]) -> dict[int, str]:
     query = select(Item.external_id, func.min(Item.batch_id)).where(Item.external_id.is_not(None))
     if len(wanted) <= _FEW:
         query = query.where(Item.external_id.in_({*plain.values(), *longer.values()}))
-    first = dict(session.execute(query.group_by(Item.external_id)).tuples().all())
+    first = dict(session.execute(query.group_by(Item.external_id)).all())
     ids = {}
     for number, item in wanted.items():
         used_before = item.external_id is None or first[item.external_id] != item.batch_id

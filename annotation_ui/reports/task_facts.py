@@ -91,7 +91,7 @@ class TaskFacts:
             .join(Assignment, Assignment.id == Judgment.assignment_id)
             .where(Judgment.id > self._newest - _LOOKBACK)
         )
-        rows = session.execute(query).tuples().all() if self._judgments else []
+        rows = session.execute(query).all() if self._judgments else []
         judgments = rows[0][3] if rows else 0
         if rows and judgments < self._judgments:
             return  # the session began before the one that read these facts
@@ -141,7 +141,7 @@ class TaskFacts:
             for item in items:
                 self._forget(item)
         task = TASKS[self.task]
-        rows = session.execute(query.execution_options(yield_per=1000)).tuples()
+        rows = session.execute(query.execution_options(yield_per=1000))
         for item, group in groupby(rows, key=lambda row: row[0]):
             self._add(_facts_of_item(task, item, list(group)))
 

@@ -126,7 +126,7 @@ def has_work(session: Session, batch: Batch) -> bool:
     if session.scalar(judged) is not None:
         return True
     given = select(Assignment.draft, Assignment.transcript, Item.content).join(Item, Item.id == Assignment.item_id)
-    rows = session.execute(given.where(Assignment.batch_id == batch.id)).tuples()
+    rows = session.execute(given.where(Assignment.batch_id == batch.id))
     opening = TASKS[batch.task].opening
     return any(draft is not None or transcript != opening(content) for draft, transcript, content in rows)
 

@@ -87,7 +87,7 @@ def without_overruled(records: Sequence[RuleJudgment]) -> list[RuleJudgment]:
     def asked(row: RuleJudgment) -> tuple[str, str, str]:
         return str(to_json(row.prompt)), row.response, row.rule
 
-    decisions = {asked(row): row for row in records if row.decision and not row.overruled}  # the last lead's decision applies
+    decisions = {asked(row): row for row in records if row.decision and not row.overruled}
     return [row for row in records if not row.overruled and decisions.get(asked(row), row) is row]
 
 

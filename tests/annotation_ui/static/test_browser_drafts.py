@@ -324,7 +324,7 @@ def test_an_older_answer_is_found_and_changed(server, browser, how):
     assert [row["ranks"] for row in exported(server, batch)] == [[1, 2, 3, 4]] * 23  # it counts as it was
     last = page.locator(".rank-badge").all_inner_texts().index("4")  # responses are shown in a random order
     if how == "mouse":
-        page.locator(f'[data-card="{last}"] [aria-label="Place 3"]').click()
+        page.locator(f'[data-card="{last}"] [aria-label="Rank 3"]').click()
         page.click('[data-action="submit"]')
     else:
         for _ in range(4 - last):  # from the first response to the left

@@ -134,7 +134,7 @@ def test_enter_submits_after_every_click(server, browser):
     page = open_task(server, browser, "enter", "rank")
     for number, last in enumerate(('[aria-label="Quality 6 of 7"]', '[data-flag="violent"]'), 1):
         for index in range(4):
-            page.click(f'[data-card="{index}"] [aria-label="Place {index + 1}"]')
+            page.click(f'[data-card="{index}"] [aria-label="Rank {index + 1}"]')
         if number == 2:
             page.click('[data-card="3"] summary')
         page.click(f'[data-card="3"] {last}')

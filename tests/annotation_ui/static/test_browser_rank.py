@@ -69,7 +69,7 @@ def test_help_and_keys_that_move(server, browser):
     for key, wanted in steps:
         page.keyboard.press(key)
         badges = [badge.inner_text() for badge in page.locator(".rank-badge").all()]
-        assert "".join(badges).replace("not placed", "").replace(" tied", "=") == wanted, key
+        assert "".join(badges).replace("not ranked", "").replace(" tied", "=") == wanted, key
 
 
 def test_what_a_key_acts_on_and_what_is_dragged_come_into_view(server, browser):
@@ -115,12 +115,12 @@ NEXT = "(old) => document.querySelector('.conversation .markdown')?.innerText.tr
 
 def clicked(page, places):
     for index, place in enumerate(places):
-        page.click(f'[data-card="{index}"] [aria-label="Place {place}"]')
+        page.click(f'[data-card="{index}"] [aria-label="Rank {place}"]')
 
 
 def tapped(page, places):
     for index, place in enumerate(places):
-        page.tap(f'[data-card="{index}"] [aria-label="Place {place}"]')
+        page.tap(f'[data-card="{index}"] [aria-label="Rank {place}"]')
 
 
 def touch_dragged(page, places):
