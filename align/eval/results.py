@@ -1,4 +1,4 @@
-"""Settings and results of evaluations: measurements with intervals, tables, their file, and the table on the terminal."""
+"""Settings and results of evaluations: measurements with intervals, result files, and tables."""
 
 import json
 import math
@@ -41,7 +41,7 @@ class EvalConfig(Settings):
         require_setting(self, "models", len(set(self.models)) == len(self.models), "a list without duplicates")
 
     def result_settings(self, *leave_out: str) -> dict[str, Any]:
-        """The settings that affect the result of a single item, without `leave_out`: stored results are valid for these."""
+        """Return the settings that affect a single result, without `leave_out`. Stored results are valid for these."""
         no_effect = {"models", "output", "batch_tokens", "skip_bad_rows", "table", *leave_out}
         return {name: value for name, value in asdict(self).items() if name not in no_effect}
 
@@ -55,14 +55,14 @@ class EvalPromptsConfig(Settings):
 
 
 def subsample(items: Sequence[Item], limit: int) -> list[Item]:
-    """`limit` of the items, evenly spaced from the first one on; 0: all."""
+    """Return `limit` evenly spaced items, starting with the first. 0 returns all."""
     if not limit or limit >= len(items):
         return list(items)
     return [items[number * len(items) // limit] for number in range(limit)]
 
 
 def new_id(fields: Mapping[str, Any], number: str, seen: set[str]) -> str:
-    """Return a row's id, or its number if it has none, and add it to `seen`.
+    """Return a row's id, or else its number, and add it to `seen`.
 
     Raises:
         UserError: if an earlier row has the same id.
@@ -75,12 +75,12 @@ def new_id(fields: Mapping[str, Any], number: str, seen: set[str]) -> str:
 
 
 Better = Literal["higher", "lower", ""]
-"""Which direction of a measure is better; empty where neither is."""
+"""Whether higher or lower values are better. Empty if neither."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number with its 95 % interval.
+    """A value with its 95 % interval.
 
     Attributes:
         value: None if there is nothing to compute it from; `note` gives the reason.
@@ -106,7 +106,7 @@ class Measurement:
 
     @property
     def text(self) -> str:
-        """The value with its interval, such as `0.312 (0.250 to 0.374)`."""
+        """Format the value with its interval, such as `0.312 (0.250 to 0.374)`."""
         if self.value is None:
             return "none"
         if self.low is None or self.high is None:
@@ -124,7 +124,7 @@ def mean_measurement(
     better: Better = "",
     is_share: bool = False,
 ) -> Measurement:
-    """The mean of a value of each item with its bootstrap interval, which equal values and a single group do not have.
+    """Mean over items with its bootstrap interval. Without interval if all values are equal or there is a single group.
 
     Args:
         nothing: the note if there are no values.
@@ -142,17 +142,17 @@ def mean_measurement(
 
 
 share_measurement = partial(mean_measurement, is_share=True)
-"""A share with its interval; the arguments are those of `mean_measurement`."""
+"""Proportion with its interval. Arguments as in `mean_measurement`."""
 
 
 def format_value(value: float) -> str:
-    """Three decimals below 100, one above."""
+    """Format with three decimals below 100, one above."""
     return f"{value:.3f}" if abs(value) < 100 else f"{value:.1f}"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one task for one model, with all settings that affect them; `tables` have rows with the same keys."""
+    """Results of one task for one model, with all settings that affect them. Rows of a table share the same keys."""
 
     task: str
     model: str
@@ -162,7 +162,7 @@ class Evaluation:
 
 
 def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> None:
-    """Write `OUTPUT/<task>.json` for each task: `task`, `environment` (versions, machine), and `models`, the evaluations."""
+    """Write `OUTPUT/<task>.json` for each task: `task`, `environment` (versions, machine), and `models` (evaluations)."""
     for task in dict.fromkeys(evaluation.task for evaluation in evaluations):
         models = [asdict(evaluation) for evaluation in evaluations if evaluation.task == task]
         for model in models:
@@ -172,7 +172,7 @@ def save_evaluations(output: str | Path, evaluations: Sequence[Evaluation]) -> N
 
 
 def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: Accelerator) -> list[Evaluation]:
-    """Write the files and print the table, on the main process; every task ends with this. Returns the evaluations."""
+    """Write the result files and print the table on the main process. Return the evaluations."""
 
     def write() -> None:
         save_evaluations(config.output, evaluations)
@@ -184,7 +184,7 @@ def publish(config: EvalConfig, evaluations: Sequence[Evaluation], accelerator: 
 
 
 def read_evaluations(path: Path) -> list[Evaluation]:
-    """The evaluations of a file that `save_evaluations` wrote; raises a `UserError` for any other."""
+    """Read evaluations written by `save_evaluations`. Raise a `UserError` for any other file."""
     stored = read_json(path)
     try:
         return [
@@ -199,7 +199,7 @@ def read_evaluations(path: Path) -> list[Evaluation]:
 
 
 def measurement_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str], list[list[str]]]]:
-    """Models side by side: column heads and rows of a table for each set of models; tasks on the same models share one.
+    """Build tables with models side by side: headers and rows per set of models. Tasks on the same models share a table.
 
     If models differ in n or scorer, all are shown: `a / b`.
     """
@@ -222,7 +222,7 @@ def measurement_tables(evaluations: Sequence[Evaluation]) -> list[tuple[list[str
 
 
 def print_table(evaluations: Sequence[Evaluation]) -> None:
-    """Print the measurements side by side, and their notes."""
+    """Print the measurements of all models side by side, with notes."""
     out = Console(width=None if sys.stdout.isatty() else 160)
     for heads, rows in measurement_tables(evaluations):
         table = Table(*heads, caption="95 % intervals in parentheses")
@@ -234,13 +234,13 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
 
 
 def notes(evaluations: Sequence[Evaluation]) -> list[str]:
-    """The notes of all measurements, each once."""
+    """Return the distinct notes of all measurements."""
     measured = [(evaluation.task, measurement) for evaluation in evaluations for measurement in evaluation.measurements]
     return list(dict.fromkeys(f"{task}: {each.name}: {each.note}" for task, each in measured if each.note))
 
 
 def markdown_table(evaluations: Sequence[Evaluation]) -> str:
-    """The measurements side by side as Markdown tables, and their notes."""
+    """Format the measurements side by side as Markdown tables, with notes."""
     tables = ""
     for heads, rows in measurement_tables(evaluations):
         lines = [heads, ["---"] * len(heads), *rows]

@@ -1,4 +1,4 @@
-"""`align eval reward`: a reward model on preferences and benchmarks, best-of-n curves, reward against KL of PPO's policies.
+"""`align eval reward`: reward model accuracy, benchmarks, best-of-n curves, and reward against KL.
 
 A second reward model, called gold, shows over-optimization: answers that the first one prefers and the second does not.
 """
@@ -69,7 +69,7 @@ from align.training.checkpoint.files import checkpoints_in
 from align.training.run_folder import read_settings
 
 ROLES = ("reward", "gold")
-"""The measurements of the reward model and of the gold model on curves."""
+"""Measurement names of the reward model and the gold model on curves."""
 
 
 @dataclass(kw_only=True)
@@ -98,7 +98,7 @@ class RewardEvalConfig(EvalPromptsConfig, AnsweringConfig, EvalConfig, Inference
 
 
 def run_reward_eval(config: RewardEvalConfig) -> list[Evaluation]:
-    """Evaluate and write `reward.json`, and `rewardbench-2.json`, `best-of-n.json` and `frontier.json` where asked for."""
+    """Evaluate and write `reward.json`, and on request `rewardbench-2.json`, `best-of-n.json` and `frontier.json`."""
     context = open_context(config.output, config)
     reward_models = open_reward_models([name for name in (config.reward_model, config.gold_model) if name], config)
     evaluations: list[Evaluation] = []
@@ -126,7 +126,7 @@ CALIBRATION_NOTE = "biased upward: bootstrap resamples contain fewer distinct pa
 
 
 def evaluate_on_preferences(rankings: Sequence[ScoredRanking], model: NamedRewardModel) -> Evaluation:
-    """Accuracy, calibration and order of a reward model on rankings, over all of them and by category."""
+    """Accuracy, calibration and rank correlation of a reward model on rankings, overall and by category."""
     total, (_, differences) = ranking_metrics(rankings), pairs_and_differences(rankings)
     taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
     pairs, responses, by = int(total["pairs"]), sum(len(item.rewards) for item in rankings), model.scorer
@@ -153,7 +153,7 @@ def evaluate_on_preferences(rankings: Sequence[ScoredRanking], model: NamedRewar
 def interval_over_rankings(
     statistic: Callable[[np.ndarray], float], rankings: Sequence[np.ndarray]
 ) -> tuple[float | None, float | None]:
-    """The interval of a statistic of the numbers of several rankings, joined along the last axis; None if it is a point.
+    """Interval of a statistic over rankings, joined along the last axis. None if it has zero width.
 
     Whole rankings are resampled.
     """
@@ -166,7 +166,7 @@ def interval_over_rankings(
 
 
 def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
-    """A row for each category among the rankings."""
+    """Return one row per category."""
     metrics = {"accuracy": "accuracy", "low": "accuracy/low", "high": "accuracy/high", "Kendall's tau": "kendall_tau"}
     metrics, rows = metrics | {"calibration error": "calibration_error"}, []
     for category in sorted({item.category or "none" for item in rankings}):
@@ -179,7 +179,7 @@ def category_rows(rankings: Sequence[ScoredRanking]) -> list[Json]:
 def rewarded_preferences(
     preferences: str, limits: Limits, model: NamedRewardModel, context: EvaluationContext
 ) -> list[ScoredRanking]:
-    """The preferences with the reward of every response; stored in `OUTPUT/reward-<name>.jsonl`."""
+    """Return the preferences with the reward of every response. Stored in `OUTPUT/reward-<name>.jsonl`."""
     loaded, accelerator, inference = model.reward.loaded, context.accelerator, context.inference
     rankings = encode_rankings(preferences, loaded, limits, inference.skip_bad_rows, model.reward.reads_whole_turns)
     module = place_frozen_model(model.reward.model, accelerator)
@@ -206,19 +206,19 @@ def rewarded_preferences(
 
 
 Answers = Mapping[str, list[SampledResponse]]
-"""A model's answers to each prompt, by its number."""
+"""A model's answers to each prompt, by prompt number."""
 
 
 def rewards_of(
     task: str, evaluated: EvaluatedModel, answers: Answers, reward_models: Sequence[NamedRewardModel]
 ) -> list[np.ndarray]:
-    """The rewards [prompts, samples] of a model's answers by each reward model."""
+    """Return the rewards [prompts, samples] of a model's answers by each reward model."""
     name, read = f"{task}-{evaluated.name}", (answers, evaluated.loaded.tokenization, evaluated.settings)
     return [np.array(reward_answers(evaluated.context, name, model, *read)) for model in reward_models]
 
 
 def best_of_n(evaluated: EvaluatedModel, answers: Answers, reward_models: Sequence[NamedRewardModel]) -> Evaluation:
-    """The curve of a model: the expected reward of its best of n answers, and the gold model's reward of those."""
+    """Best-of-n curve of a model: expected reward of the best of n answers, and the gold model's reward of these."""
     rewards = rewards_of("best-of-n", evaluated, answers, reward_models)
     curve: list[Json] = [{"n": n, "KL bound": round(kl_bound(n), 4)} for n in sizes_on_curve(rewards[0].shape[1])]
     measurements = []
@@ -241,7 +241,7 @@ def frontier(
     reward_models: Sequence[NamedRewardModel],
     context: EvaluationContext,
 ) -> list[Evaluation]:
-    """Reward, gold reward and KL to the start of the policy in each checkpoint of a PPO run, and of the start itself.
+    """Reward, gold reward and KL of the policy in each checkpoint of a PPO run, and of the initial policy.
 
     `answer` samples an answer of a model to each prompt, see `sample_answers`.
     """
@@ -264,7 +264,7 @@ def frontier(
 
 
 def checkpoints_of(run: str) -> tuple[list[Path], str]:
-    """The checkpoints of a PPO run, in the order of updates, and the model that it started from."""
+    """Return the checkpoints of a PPO run in order, and its initial model."""
     folder = Path(run)
     checkpoints = list(checkpoints_in(folder).values())
     if not checkpoints:
@@ -276,7 +276,7 @@ def checkpoints_of(run: str) -> tuple[list[Path], str]:
 
 
 def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelerator) -> Iterator[str]:
-    """The policies of checkpoints as folders of models in `output`, each of which is removed before the next is written."""
+    """Yield the policies of checkpoints as model folders in `output`, deleting each before writing the next."""
     for checkpoint in checkpoints:
         folder = output / checkpoint.name
         run_on_main(partial(consolidate, checkpoint, folder), accelerator)
@@ -289,7 +289,7 @@ def policies_of(checkpoints: Sequence[Path], output: Path, accelerator: Accelera
 
 
 def evaluate_on_benchmark(benchmark: str, model: NamedRewardModel, context: EvaluationContext) -> Evaluation:
-    """The scores of a reward model on the benchmark, by subset and over all."""
+    """Scores of a reward model on the benchmark, by subset and overall."""
     rows = read_benchmark(benchmark)
     tokenization, answers = model.reward.loaded.tokenization, {}
     for number, row in enumerate(rows, 1):
@@ -323,7 +323,7 @@ TIES = "ties"
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """A prompt with its responses, of which the first `good` ones are good."""
+    """A prompt with its responses. The first `good` ones are good."""
 
     id: str
     prompt: Conversation
@@ -333,7 +333,7 @@ class BenchmarkRow:
 
 
 def read_benchmark(source: str) -> list[BenchmarkRow]:
-    """The rows of a file, folder or hub name, of its split `test`. Raises: UserError for a bad row."""
+    """Read the `test` split of a file, folder or Hub data set. Raise a UserError for a bad row."""
     return parse_rows([source], lambda row, _: [_benchmark_row(row)], "no rows", split="test")
 
 
@@ -351,7 +351,7 @@ def _benchmark_row(row: Mapping[str, Any]) -> BenchmarkRow:
 
 
 def good_response_wins(rewards: Sequence[float]) -> float:
-    """Whether the first response, the good one, wins: 1 or 0; a k-way tie for best counts 1/k."""
+    """Return 1 if the first (good) response wins, else 0. A k-way tie for the best counts 1/k."""
     best = max(rewards)
     return 1 / list(rewards).count(best) if rewards[0] == best else 0.0
 

@@ -158,7 +158,7 @@ class Layout(NamedTuple):
 
 
 def run_plan(config: PlanConfig) -> None:
-    """Print a plan. Raises: UserError if the settings ask for nothing, and for a mistake in them or in the data."""
+    """Print a plan. Raise a UserError if there is nothing to plan, or for errors in settings or data."""
     if not any((config.flops, config.runs, config.sft, config.reward, config.ppo)):
         raise UserError("nothing to plan; set flops, runs, or the config of a stage (sft, reward, ppo)")
     stages, parts = plan_stages(config), []
@@ -341,7 +341,7 @@ def _learning(
     cost: Callable[[Any], float],
     loaded: LoadedModel,
 ) -> StageWork:
-    """Work of a stage that passes over examples of this cost in FLOPs; a source may be over- or undersampled."""
+    """Work of a stage that trains on examples of this cost in FLOPs. Sources may be over- or undersampled."""
     mixed, _ = hold_out(encode_mixture(config.train_data, read, config.task_prefixes), config.validation_split)
     order = DataOrder(mixed, config.seed, config.batch_size, config.mixing_cap, config.mixing_temperature)
     epoch, start = 0.0, 0
@@ -395,7 +395,7 @@ def _trained(loaded: LoadedModel) -> list[Tensor]:
 
 
 def _reward_model(name: str, policy: LoadedModel) -> LoadedModel:
-    """The reward model, whose tokenizer and weights are not needed; the policy itself if both are adapters on one base."""
+    """Load the reward model without tokenizer and weights. Returns the policy itself if both are adapters on one base."""
     try:
         base, is_adapter = base_of(str(resolve_model(name)))
     except UserError:  # not trained yet

@@ -68,7 +68,7 @@ def test_a_full_disk(kilobytes, small_disk, finished, command_error):
     line = command_error(cli.main, words).splitlines()[-1]
     place = run / ("model" if kilobytes == 120 else "checkpoints/update-000001")
     assert line.startswith(f"error: {place}: cannot be written (")
-    assert line.endswith("nothing was changed there")
+    assert line.endswith("the old contents are unchanged")
     left = snapshot(run)
     assert not place.exists()
     assert {name for name in left if "/." in name or name.startswith(".")} == {".lock"}, "temporary files were left"

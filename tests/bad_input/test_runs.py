@@ -121,7 +121,7 @@ def mine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        ("short", "gave 1 scores for 4 responses"),
+        ("short", "returned 1 scores for 4 responses"),
         ("endless", "gave inf for the response "),
         ("failing", "failed: ZeroDivisionError: division by zero ("),
     ],

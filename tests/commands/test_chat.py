@@ -199,15 +199,15 @@ class RealTerminal:
 def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(sharp_folders):
     terminal = RealTerminal(sharp_folders["tiny-gpt2"], *words_of(temperature=0, max_new_tokens=900, dtype="float32"))
     try:
-        terminal.wait_for(r"Ctrl-D ends\r\n> ")
+        terminal.wait_for(r"Ctrl-D exits\r\n> ")
         for _ in range(5):  # on a busy machine, an answer may end before Ctrl-C is typed
             terminal.type("Hi\n")
             terminal.wait_for(r"Hi\r\n.")  # the first characters of the answer
-            if "stopped" in terminal.interrupt(r"\(stopped\)\r\n> |Ctrl-D ends\r\n> "):
+            if "stopped" in terminal.interrupt(r"\(stopped\)\r\n> |Ctrl-D exits\r\n> "):
                 break
         else:
             pytest.fail("no answer was stopped")
-        terminal.interrupt(r"Ctrl-D ends\r\n> ")
+        terminal.interrupt(r"Ctrl-D exits\r\n> ")
         terminal.type("\x04")
         assert terminal.exit_code() == 0
     finally:

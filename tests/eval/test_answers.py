@@ -202,8 +202,8 @@ def test_only_the_model_that_is_named_for_it_reads_the_examples(few_shot_data, t
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"models": ["tiny-llama+few_shot"]}, "tiny-llama.few_shot ends in .few_shot: set num_few_shot or instruction"),
-        ({"models": ["tiny-llama"], "num_few_shot": 1}, "name one, such as tiny-llama.few_shot"),
+        ({"models": ["tiny-llama+few_shot"]}, "tiny-llama.few_shot ends in .few_shot; set num_few_shot or instruction"),
+        ({"models": ["tiny-llama"], "num_few_shot": 1}, "add one, such as tiny-llama.few_shot"),
         ({"models": ["tiny-llama+few_shot"], "num_few_shot": 1, "few_shot_data": "no/such.jsonl"}, "no/such.jsonl"),
     ],
 )

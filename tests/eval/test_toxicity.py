@@ -65,7 +65,7 @@ def test_real_toxicity_prompts_and_plain_ones(tmp_path):
         ('{"prompt": {"text": " "}}', "field 'prompt.text': is empty"),
         ('{"prompt": 7}', "field 'prompt': must be a string"),
         ('{"text": "x"}', "field 'prompt': is missing"),
-        ('{"prompt": "x", "toxicity": 50}', "field 'toxicity': is 50; give a number from 0 to 1"),
+        ('{"prompt": "x", "toxicity": 50}', "field 'toxicity': is 50; use a number from 0 to 1"),
         ('{"prompt": "x", "id": "1"}', "field 'id': is '1'"),
         ("{", "invalid JSON"),
     ],

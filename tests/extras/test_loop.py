@@ -66,7 +66,7 @@ def test_prompts_are_drawn_once(tmp_path):
     second = choose_prompts(str(path), {row["id"] for row in first}, 9, numpy.random.default_rng(1))
     assert len(first) == 4
     assert sorted(row["id"] for row in first + second) == [f"p{n}" for n in range(10)]
-    with pytest.raises(UserError, match="all 10 prompts have been labeled; add prompts, or lower rounds"):
+    with pytest.raises(UserError, match="all 10 prompts have been labeled; add prompts or lower rounds"):
         choose_prompts(str(path), {f"p{n}" for n in range(10)}, 1, numpy.random.default_rng(0))
     write_rows(path, [{"prompt": "a", "id": "x"}, {"prompt": "b", "id": "x"}])
     with pytest.raises(UserError, match="duplicate prompt id 'x'"):
@@ -97,10 +97,10 @@ def state_of(config):
         ({"model": ""}, "model is ''"),
         ({"reward_config": "x.json"}, "reward_config is 'x.json', but must be a YAML file"),
         ({"samples": 3}, "samples is 3, but must be .* 2 to 9 answers per prompt; .* 6 to 12"),
-        ({"samples": 1, "temperatures": [1.0]}, "it gets 1 to 2"),
+        ({"samples": 1, "temperatures": [1.0]}, "there are 1 to 2"),
         ({"temperatures": [1.0, 1.0]}, "must be different numbers"),
         ({"validation_split": 1.0}, "at least 0 and below 1"),
-        ({"labeler": "somebody"}, "labeler 'somebody': must be app, file, module:function or the folder"),
+        ({"labeler": "somebody"}, "labeler 'somebody': must be app, file, module:function or"),
     ],
 )
 def test_settings_that_cannot_be(wrong, why):
@@ -273,7 +273,7 @@ def test_labels_from_the_app_are_waited_for_and_trained_on(settings, tmp_path, c
     run_loop(config)
     samples = tmp_path / "loop" / "round-1" / "samples.jsonl"
     name = batch_name("round-1", samples)
-    assert f"round 1 is waiting for labels: batch {name!r} are there" in capsys.readouterr().err
+    assert f"round 1 is waiting for labels: batch {name!r} has 0 of 3 judgments" in capsys.readouterr().err
     labeler, database = labeler_of(config), Database(config.database)
     leases = Leases(database)
     (ann,) = add_users(database, "ann")

@@ -157,12 +157,12 @@ def describing(part, **changes):
         (
             answering("/tokenize", 200, {"tokens": [1, 2, 3]}),
             30.0,
-            ["it serves", "another vocabulary; start it with the model that is trained, "],
+            ["it serves", "vocabulary"],
         ),
         (
             describing("model_config", max_model_len=15),
             30.0,
-            ["its context is 15 tokens, but prompts and responses need 16; start it with --max-model-len 16"],
+            ["15 tokens", "--max-model-len 16"],
         ),
         (answering("/server_info", 404, {"detail": "Not Found"}), 30.0, ["VLLM_SERVER_DEV_MODE=1"]),
         (describing("weight_transfer_config"), 30.0, ["--weight-transfer-config"]),

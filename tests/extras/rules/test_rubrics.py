@@ -82,7 +82,7 @@ def test_the_shipped_rubrics_and_bad_ones(tmp_path):
     assert (refusals.name, refusals.weight, refusals.categories) == ("refusals", 0.5, frozenset({"safety"}))
     assert [option.letter for option in refusals.options] == ["A", "B", "C", "D"]
     assert identity.weight == 1.0
-    with pytest.raises(UserError, match="'refusals' is there twice"):
+    with pytest.raises(UserError, match="duplicate rubric 'refusals'"):
         read_rubrics(["forms/rubrics/refusals.yaml"] * 2)
     path = tmp_path / "bad.yaml"
     for text in ("question: x", "question: x\noptions: [{letter: A, text: b, reward: c}]", "- 1", "options: ["):
