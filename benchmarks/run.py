@@ -27,7 +27,7 @@ import torch
 
 from align.core.files import write_json_lines
 from align.runtime.distributed import cpu_flags
-from align.runtime.flops import measured_peak
+from align.runtime.flops import measure_peak
 from benchmarks.results import Line, best_variant, read, runs, update_readme
 from benchmarks.workloads import ALL, SCALES, Work, scaled, works_of
 
@@ -134,7 +134,7 @@ def measure(session: Session, work: Work, pairs: int) -> None:
 def machine() -> dict[str, Any]:
     """The processor or GPU, its measured limits, and the versions of the libraries."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    peaks = {name: measured_peak(device, getattr(torch, name)) for name in ("bfloat16", "float32")}
+    peaks = {name: measure_peak(device, getattr(torch, name)) for name in ("bfloat16", "float32")}
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else _processor(),
         "cores": os.cpu_count(),

@@ -100,7 +100,7 @@ def table(calls: Iterable[tuple[str, int]]) -> str:
 
 def section(stage: str) -> re.Pattern[str]:
     """Return the pattern of the generated part of the page for a stage."""
-    return re.compile(rf"(<!-- trace of {stage} -->\n\n)(.*?)(\n<!-- end of trace -->)", re.S)
+    return re.compile(rf"(<!-- trace of {stage} -->\n)(.*?)(<!-- end of trace -->)", re.S)
 
 
 def main() -> None:
@@ -108,7 +108,8 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for stage in STAGES:
         written = table(run_trace(stage))
-        text = section(stage).sub(lambda match, written=written: match[1] + written + match[3], text)  # type: ignore[misc]
+        start, end = section(stage).search(text).span(2)
+        text = f"{text[:start]}\n{written}\n{text[end:]}"
     PAGE.write_text(text, encoding="utf-8")
 
 

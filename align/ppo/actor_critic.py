@@ -132,7 +132,7 @@ def _separate_critic(
 def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:
     """Return a copy of a frozen reward model that builds masks as the policy does."""
     model = copy_backbone(source)
-    kernels = {each.model.config._attn_implementation for each in (policy, model)}
+    kernels = {backbone.model.config._attn_implementation for backbone in (policy, model)}
     model.block_attention = policy.block_attention and len(kernels) == 1
     return model
 

@@ -280,25 +280,25 @@ class PPOConfig(
 
     def without_effect(self) -> dict[str, str]:
         """Return the settings that have no effect at the values of others, with the reason."""
-        found, estimator = super().without_effect(), self.advantage_estimator
+        unused, estimator = super().without_effect(), self.advantage_estimator
         critic = ["value_learning_rate", "cliprange_value"]
         if not self.has_critic:
             critic += ["value_fit", "num_critic_epochs", "value_lam", "whitening_floor", "vf_coef", "lam"]
             critic += [] if estimator == "reinforce++" else ["gamma"]
-            found |= dict.fromkeys(critic, f"advantage_estimator {estimator}")
+            unused |= dict.fromkeys(critic, f"advantage_estimator {estimator}")
         elif not self.trains_critic:
             reason = "critic reward" if self.critic == "reward" else "value_fit every"
             critic += ["vf_coef", "num_critic_epochs", "value_lam"]
-            found |= dict.fromkeys(critic, f"{reason} does not train the critic by gradients")
+            unused |= dict.fromkeys(critic, f"{reason} does not train the critic by gradients")
         elif not self.vf_coef:
-            found |= dict.fromkeys([*critic, "critic"], "vf_coef 0 does not train the critic")
+            unused |= dict.fromkeys([*critic, "critic"], "vf_coef 0 does not train the critic")
         if len(self.reward_model) < 2:
-            found |= dict.fromkeys(["reward_ensemble", "uncertainty_weight"], "no several reward models")
+            unused |= dict.fromkeys(["reward_ensemble", "uncertainty_weight"], "fewer than two reward models")
         elif self.reward_ensemble != "uwo":
-            found["uncertainty_weight"] = f"reward_ensemble {self.reward_ensemble}"
+            unused["uncertainty_weight"] = f"reward_ensemble {self.reward_ensemble}"
         if not self.kl_target:
-            found["kl_horizon"] = "kl_target 0"
-        return found
+            unused["kl_horizon"] = "kl_target 0"
+        return unused
 
     def loss_coefficients(self, kl_coef: float) -> LossCoefficients:
         """Return the coefficients of the loss at the current coefficient of the KL penalty."""

@@ -168,7 +168,7 @@ class Evaluator:
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
         self.stale = 0
         """The update of the policy in the folder, if it is later than the checkpoint that the run continues."""
-        score_name = next((each.selects_by for each in setup.extensions if each.selects_by), "reward")
+        score_name = next((extension.selects_by for extension in setup.extensions if extension.selects_by), "reward")
         self.selection = PolicySelection(config.max_kl, critic_warmup, score_name, measure_of(setup))
 
     def stateful(self) -> dict[str, Stateful]:

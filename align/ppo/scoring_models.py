@@ -205,5 +205,5 @@ def markup_in_text(prompt: EncodedPrompt, policy: Tokenization) -> str | None:
     special = policy.chat.special_ids - {policy.chat.unknown_id}
     places = [place for place, token in enumerate(prompt.ids) if token not in special]
     inside = prompt.ids[places[0] : places[-1]] if places else []
-    found = next((token for token in inside if token in special), None)
-    return None if found is None else str(policy.tokenizer.decode([found]))
+    special_token = next((token for token in inside if token in special), None)
+    return None if special_token is None else str(policy.tokenizer.decode([special_token]))

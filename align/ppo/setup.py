@@ -266,7 +266,7 @@ def attach_callbacks(
 
 def require_rewards(inputs: PPOInputs) -> None:
     """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
-    if not (inputs.reward_models or inputs.functions or any(each.gives_scores for each in inputs.extensions)):
+    if not (inputs.reward_models or inputs.functions or any(extension.gives_scores for extension in inputs.extensions)):
         raise UserError(
             "no reward given: set reward_model or reward_functions (or rules, rubrics or attributes), or start from "
             f"{PPOConfig.first_run}"

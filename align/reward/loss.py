@@ -146,7 +146,7 @@ def dpo_losses(difference: Tensor, beta: float, label_smoothing: float = 0.0) ->
 
 
 def ipo_losses(difference: Tensor, beta: float) -> Tensor:
-    """(d - 1 / (2 beta))^2; [pairs]: they are pulled apart up to a distance, where DPO's loss falls without end.
+    """(d - 1 / (2 beta))^2; [pairs]: IPO has a finite target margin; DPO's loss has no minimum.
 
     Args:
         difference: as for `dpo_losses`, but of log-ratios that are means over each response's tokens.

@@ -252,8 +252,8 @@ def save(
     def write() -> None:
         weights = weights_of(loaded.backbone, state)
         warning = chance_warning(metrics.get("validation/loss"))
-        more = {"mean": f"{mean:.4g}"} | ({"warning": warning} if warning else {})
-        card = run.card("Reward model", data, metrics, **more)
+        rows = {"mean": f"{mean:.4g}"} | ({"warning": warning} if warning else {})
+        card = run.card("Reward model", data, metrics, **rows)
         write_json(run.folder / "validation.json", [asdict(item) for item in scored])
         metadata = {"mean": mean, "mean_over": len(demonstrated)}
         save_reward_model(run.folder / "model", loaded, weights, state["head.linear.weight"], metadata, card)

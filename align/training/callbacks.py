@@ -135,7 +135,7 @@ class TrainerCallbacks:
         self._write_state()
 
     def _stateful(self) -> list[Any]:
-        return [each for each in (*self.handler.callbacks, self.control) if isinstance(each, ExportableState)]
+        return [part for part in (*self.handler.callbacks, self.control) if isinstance(part, ExportableState)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metric history, and the states of callbacks by the name of their class."""
@@ -144,22 +144,22 @@ class TrainerCallbacks:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the history, and the attributes of the callbacks that have a state."""
         self.state.log_history = list(state["log_history"])
-        for each in self._stateful():
-            found = state["callbacks"].get(type(each).__name__)
-            if found and each is not self.control:
-                for name, value in found.pop(0)["attributes"].items():
-                    setattr(each, name, value)
+        for part in self._stateful():
+            saved = state["callbacks"].get(type(part).__name__)
+            if saved and part is not self.control:
+                for name, value in saved.pop(0)["attributes"].items():
+                    setattr(part, name, value)
 
     def _states(self) -> dict[str, list[Any]]:
         states: dict[str, list[Any]] = {}
-        for each in self._stateful():
-            states.setdefault(type(each).__name__, []).append(each.state())
+        for part in self._stateful():
+            states.setdefault(type(part).__name__, []).append(part.state())
         return states
 
     def _write_state(self) -> None:
         states = self._states()
         # As transformers writes them: a list only where a class has several objects.
-        single = {name: found[0] if len(found) == 1 else found for name, found in states.items()}
+        single = {name: saved[0] if len(saved) == 1 else saved for name, saved in states.items()}
         self.state.stateful_callbacks = single  # type: ignore[assignment]
         if self.accelerator.is_main_process:
             write_json(self.path, asdict(self.state))
@@ -173,8 +173,8 @@ def require_callbacks(callbacks: Any) -> None:
     """
     if not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks: must be a list, not {type(callbacks).__name__}; give callbacks=[...]")
-    for each in callbacks:
-        kind = each if isinstance(each, type) else type(each)
+    for callback in callbacks:
+        kind = callback if isinstance(callback, type) else type(callback)
         if not issubclass(kind, TrainerCallback):
             raise UserError(f"callbacks: {kind.__name__} is no TrainerCallback of transformers; derive it from that class")
         if issubclass(kind, EarlyStoppingCallback):
@@ -186,7 +186,7 @@ def require_callbacks(callbacks: Any) -> None:
 
 def unfired_methods(callbacks: Sequence[TrainerCallback]) -> list[str]:
     """Return the methods of callbacks, other than transformers' own, for events that `TrainerCallbacks` never fires."""
-    kinds = [type(each) for each in callbacks if not type(each).__module__.startswith("transformers.")]
+    kinds = [type(callback) for callback in callbacks if not type(callback).__module__.startswith("transformers.")]
     return [
         f"{kind.__name__}.{name}"
         for kind in dict.fromkeys(kinds)

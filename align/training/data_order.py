@@ -121,10 +121,10 @@ class DataOrder(Generic[Example]):
         parts = []
         for number in range(start // size, math.ceil(stop / size)):
             first, last = max(start - number * size, 0), min(stop - number * size, size)
-            whole = last - first == size
+            is_complete = last - first == size
             one_pass = (
                 numpy.arange(size)
-                if whole  # the order within an epoch is drawn at its end
+                if is_complete  # the order within an epoch is drawn at its end
                 else generator(self.seed, RngStream.MIXTURE_ORDER, source, number).permutation(size)
             )
             parts.append(one_pass[first:last])
@@ -202,8 +202,8 @@ def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str
     if dict(before) == dict(now):
         return
     counts = [values.get("examples", "unknown") for values in (before, now)]
-    how = f"then {counts[0]}, now {counts[1]}" if counts[0] != counts[1] else "others, other labels, or another order"
+    difference = f"then {counts[0]}, now {counts[1]}" if counts[0] != counts[1] else "others, other labels, or another order"
     raise UserError(
-        f"{what} are not those that this run began with ({how}); resume it with the same data, limits and weights of "
+        f"{what} are not those that this run began with ({difference}); resume it with the same data, limits and weights of "
         "sources, or give another output_dir"
     )

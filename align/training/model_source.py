@@ -75,12 +75,12 @@ class ModelSource:
         trains_adapter = adapter is not None or bool(config.lora_r) or isinstance(model, LoadedModel)
         require_adapter(self._quantization(config), str(getattr(model, "name_or_path", model)), trains_adapter)
         if adapter is not None:
-            found: PreTrainedConfig
+            model_config: PreTrainedConfig
             if isinstance(model, str | Path):
-                found = load_config(base_of(str(resolve_model(model)))[0])  # without loading its weights
+                model_config = load_config(base_of(str(resolve_model(model)))[0])  # without loading its weights
             else:
-                found = model.backbone.model.config if isinstance(model, LoadedModel) else model.config
-            config = with_lora_settings(config, adapter, self.peft_config is not None, str(found.model_type))
+                model_config = model.backbone.model.config if isinstance(model, LoadedModel) else model.config
+            config = with_lora_settings(config, adapter, self.peft_config is not None, str(model_config.model_type))
         if isinstance(model, str | Path):
             return replace(config, model=str(model))
         if isinstance(model, LoadedModel):

@@ -1,4 +1,4 @@
-"""The optimizer over groups of weights, learning rates, float32 masters, sums of gradients, and the mean of weights."""
+"""The optimizer over groups of weights, learning rates, float32 masters, gradient all-reduce, and EMA of weights."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,7 +183,7 @@ class GradientReduction:
         """
         present = torch.tensor([float(master.grad is not None) for master in self.masters], device=self.masters[0].device)
         torch.distributed.all_reduce(present)
-        found = (present > 0).tolist()
+        is_present = (present > 0).tolist()
         for bucket in self.buckets:
             masters = [self.masters[number] for number in bucket]
             flat = _flatten_dense_tensors([torch.zeros_like(one) if one.grad is None else one.grad for one in masters])
@@ -192,14 +192,14 @@ class GradientReduction:
             torch.distributed.all_reduce(flat)
             for number, master, total in zip(bucket, masters, _unflatten_dense_tensors(flat, masters), strict=True):
                 earlier = self._earlier[number]
-                master.grad = (total if earlier is None else earlier.add_(total)) if found[number] else earlier
+                master.grad = (total if earlier is None else earlier.add_(total)) if is_present[number] else earlier
         self._earlier = []
 
 
 class WeightAverage:
-    """An exponential mean of float32 weights over steps, in which each step counts `decay` times as much as the next one.
+    """Exponential moving average (EMA) of float32 weights over optimizer steps.
 
-    It starts as the weights themselves. InstructGPT keeps such a mean with decay 0.992 (appendix C.4).
+    It starts as the weights themselves. InstructGPT uses decay 0.992 (appendix C.4).
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
@@ -208,17 +208,17 @@ class WeightAverage:
 
     @torch.no_grad()
     def add(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights after a step into account."""
+        """Update the average with the weights after a step."""
         for name, value in self.values.items():
             value.lerp_(weights[name], 1.0 - self.decay)
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
-        """Let the mean be `weights`."""
+        """Reset the average to `weights`."""
         copy_weights(weights, self.values)
 
     @contextmanager
     def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let `weights` hold the mean inside."""
+        """Replace `weights` with the average inside."""
         held = {name: weight.detach().clone() for name, weight in weights.items()}
         copy_weights(self.values, weights)
         try:

@@ -210,9 +210,9 @@ class Run:
         with naming_disk_errors(self.folder / self.stage):
             self.accelerator.log(metrics, step=update)
 
-    def card(self, title: str, data: str, metrics: Mapping[str, float], **more: str) -> dict[str, str]:
+    def card(self, title: str, data: str, metrics: Mapping[str, float], **rows: str) -> dict[str, str]:
         """Return the contents of a saved model's card."""
-        card = {"title": title, "stage": self.stage, "data": data, UPDATE_ROW: str(self.update)} | more
+        card = {"title": title, "stage": self.stage, "data": data, UPDATE_ROW: str(self.update)} | rows
         return card | {name: f"{value:.4g}" for name, value in {**metrics, **self.cost()}.items()}
 
     def cost(self) -> dict[str, float]:

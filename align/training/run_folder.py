@@ -87,7 +87,7 @@ def _taken(folder: Path) -> UserError:
         who = f"process {holder['process']} on {holder['host']}, since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
-    return UserError(f"{folder}: {who} is writing a run there; wait for its end, or choose another output_dir")
+    return UserError(f"{folder}: {who} is writing a run there; wait for it to finish, or choose another output_dir")
 
 
 def update_of(line: str) -> float:
@@ -266,7 +266,7 @@ def input_digests(settings: Mapping[str, Any]) -> dict[str, str]:
     Large files count by their size and `DIGEST_BLOCKS` blocks: other weights differ everywhere, a corrected text in the
     middle of a large file may go unnoticed.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name, value in settings.items():
         if name in NOT_INPUTS:
             continue
@@ -275,8 +275,8 @@ def input_digests(settings: Mapping[str, Any]) -> dict[str, str]:
                 path = Path(_DECORATION.sub("", part.strip().removeprefix("model:")))
                 is_model = any((path / config).exists() for config in ("config.json", "adapter_config.json"))
                 if str(path) != "." and path.exists() and not is_model:
-                    found[f"{name} {path}"] = _digest(path)
-    return found
+                    digests[f"{name} {path}"] = _digest(path)
+    return digests
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -289,7 +289,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    files = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
     for file in files:
         inside = file.relative_to(path)
         if any(part.startswith(".") for part in inside.parts):

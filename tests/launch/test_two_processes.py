@@ -62,7 +62,9 @@ def test_two_processes_know_each_other_start_from_the_same_weights_and_raise_the
     assert first["open"] == second["open"] == "UserError: another run writes there"
     unwritten = f"UserError: {checkpoint}: cannot be written (MemoryError: no room for the copy); nothing was changed there"
     assert first["save"] == second["save"] == unwritten
-    unread = f"UserError: {checkpoint}: cannot be read (Input/output error), and was whole before; check the disk"
+    unread = (
+        f"UserError: {checkpoint}: cannot be read (Input/output error), but its checksums matched before; check the disk"
+    )
     assert first["load"] == second["load"] == unread
     assert first["load again"] == second["load again"] == 1
 

@@ -97,7 +97,7 @@ def test_the_sft_loss_is_a_mean_over_tokens_not_over_rows(tiny_name, load_sharp,
 
 
 def test_a_nan_ends_the_run_and_its_batch_is_saved(sharp_folders, tmp_path, monkeypatch):
-    monkeypatch.setattr("align.sft.train.demonstration_loss", lambda log_probs, *_: log_probs.sum() * float("nan"))
+    monkeypatch.setattr("align.sft.train.demonstration_loss", lambda log_probs, *_, **__: log_probs.sum() * float("nan"))
     rows = [{"prompt": f"Hi {number}", "completion": "Yes."} for number in range(2)]
     config = SFTConfig(output_dir=str(tmp_path), dtype="float32", report_to=["none"], batch_size=2)
     with pytest.raises(UserError, match=r"^update 1: the loss is not a finite number"):

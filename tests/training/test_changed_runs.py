@@ -211,7 +211,7 @@ def test_a_checkpoint_that_lacks_state_is_one_line(ppo, tmp_path, capsys):
         cli.main([*ppo, "--resume_from_checkpoint", "--total_updates", "4"])
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
-    assert line.startswith(f"error: {checkpoint}: it lacks state that this version needs (KeyError: 'best'); resume it with")
+    assert line.startswith(f"error: {checkpoint}: missing state that this version needs (KeyError: 'best')")
     assert snapshot(tmp_path / "run") == before
 
 

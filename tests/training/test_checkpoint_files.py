@@ -125,13 +125,13 @@ def test_a_run_continues_from_a_checkpoint_of_another_run(whole, run, tmp_path, 
     [
         ("{run}/checkpoints/update-000003", "resume_from_checkpoint {path}: it is not the newest checkpoint in {run}"),
         ("{run}/checkpoints/update-000009", "resume_from_checkpoint {path}: it is not the newest checkpoint in {run}"),
-        ("nowhere", "resume_from_checkpoint {path}: there is no such folder"),
+        ("nowhere", "resume_from_checkpoint {path}: no such folder"),
         (
             "{whole}/checkpoints/update-000009",
-            "resume_from_checkpoint {path}: there is no such folder; give auto, or a checkpoint such as {newest}",
+            "resume_from_checkpoint {path}: no such folder; give auto, or a checkpoint such as {newest}",
         ),
         *(
-            (path, "resume_from_checkpoint {path}: it is no checkpoint; give auto, or a checkpoint such as {newest}")
+            (path, "resume_from_checkpoint {path}: not a checkpoint; give auto, or a checkpoint such as {newest}")
             for path in ("{whole}", "{whole}/model", "{whole}/checkpoints")
         ),
         (
@@ -157,7 +157,7 @@ def test_no_whole_checkpoint_is_an_error_and_nothing_is_removed(whole, run, caps
     names = sorted(run.rglob("*"))
     with pytest.raises(SystemExit):
         cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint"))
-    assert "no other checkpoint is whole: move" in capsys.readouterr().err
+    assert "no valid checkpoint left: move" in capsys.readouterr().err
     assert sorted(run.rglob("*")) == names
 
 
@@ -168,7 +168,7 @@ def test_a_pickle_with_checksums_of_its_own_is_refused_too(whole, run, capsys):
     write_checksums(last)
     with pytest.raises(SystemExit):
         cli.main(words(whole.parent / "demos.jsonl", run, "--resume_from_checkpoint"))
-    assert f"error: {last}: cannot be loaded (SafetensorError" in capsys.readouterr().err
+    assert f"error: {last}: checksums match but parsing failed (SafetensorError" in capsys.readouterr().err
     assert not PLANTED.exists()
 
 
@@ -220,7 +220,7 @@ def find_and_note(run: Path, output: Path) -> None:
     """Find the last whole checkpoint with other processes; write what this one found and which files it read."""
     from accelerate import Accelerator
 
-    from align.training.checkpoint.checkpoint import files
+    from align.training.checkpoint import files
 
     accelerator, read, digest = Accelerator(cpu=True), [], files._digest
     files._digest = lambda path: read.append(str(path)) or digest(path)

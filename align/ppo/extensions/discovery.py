@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import Any
 
 from align.core.errors import UserError, nearest_name
@@ -31,8 +31,10 @@ REMOVED_HOOKS = {
 
 @cache
 def installed_extensions() -> dict[str, EntryPoint]:
-    """Return the entry points of all installed packages by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
+    """Return the entry points of all installed packages by name; of several with one name, the first on `sys.path`."""
+    # `entry_points` reads one distribution of a name: metadata that an earlier installation left would hide the others.
+    points = [point for package in distributions() for point in package.entry_points if point.group == GROUP]
+    return {point.name: point for point in reversed(points)}
 
 
 def configured_extensions(config: Settings, **objects: Any) -> Extensions:

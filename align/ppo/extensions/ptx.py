@@ -86,8 +86,8 @@ class PtxExamples:
         settings = self.settings
         if self.text is None:
             limits = Limits(max_tokens, max_tokens, "truncate", ("max_prompt_tokens", "max_prompt_tokens"))
-            found = encode_demonstrations(settings.data, policy, limits, skip_bad_rows)
-            return [PtxExample(item.prompt, [item.response], [item.loss_mask]) for item in found]
+            demonstrations = encode_demonstrations(settings.data, policy, limits, skip_bad_rows)
+            return [PtxExample(item.prompt, [item.response], [item.loss_mask]) for item in demonstrations]
         documents = (ids for _, ids in self.text.documents(settings.data, skip_bad_rows))
         if settings.objective == "lm":
             rows = pack(documents, self.text.begin, settings.tokens)

@@ -62,9 +62,9 @@ class Checkpoint:
 
     def states(self) -> dict[str, Any]:
         """Return the objects' current states. JSON values are copied; tensors are not, because only a step changes them."""
-        found = {name: each.state_dict() for name, each in self.stateful.items()}
-        kept = {id(tensor): tensor for state in found.values() for tensor in _tensors_in(state).values()}
-        return copy.deepcopy(found, kept)
+        states = {name: part.state_dict() for name, part in self.stateful.items()}
+        kept = {id(tensor): tensor for state in states.values() for tensor in _tensors_in(state).values()}
+        return copy.deepcopy(states, kept)
 
     def save(self, update: int, states: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint under a temporary name and rename it. Each process writes its part of a sharded state.
@@ -77,9 +77,9 @@ class Checkpoint:
         trainer: dict[str, Any] = {}
 
         def collect() -> None:
-            found = self._contents(update, self.states() if states is None else states)
-            files.update(found[0])
-            trainer.update(found[1])
+            contents = self._contents(update, self.states() if states is None else states)
+            files.update(contents[0])
+            trainer.update(contents[1])
 
         def make() -> str:
             return str(unnamed.enter_context(new_folder(target)).absolute()) if run.is_main else ""
@@ -87,7 +87,7 @@ class Checkpoint:
         def finish() -> None:
             if run.is_main:
                 write_json(folder / "trainer.json", trainer)
-                write_checksums(folder, {name: sums for each in written for name, sums in each.items()})
+                write_checksums(folder, {name: sums for part in written for name, sums in part.items()})
                 unnamed.close()
                 rotate_checkpoints(run.folder, run.config.save_total_limit)
 
@@ -99,18 +99,18 @@ class Checkpoint:
 
     def _contents(self, update: int, states: Mapping[str, Any]) -> tuple[Files, dict[str, Any]]:
         state, numbers = self.engine.state()
-        whole = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
+        complete = {STATE_FILE: {name: value for name, value in state.items() if isinstance(value, Tensor)}}
         json_states = dict(states)
         for name, values in states.items():
             if tensors := _tensors_in(values):
-                whole[f"{name}.safetensors"] = tensors
+                complete[f"{name}.safetensors"] = tensors
                 json_states[name] = {key: value for key, value in values.items() if key not in tensors}
-        files: Files = {name: (tensors, None) for name, tensors in whole.items()} if self.run.is_main else {}
+        files: Files = {name: (tensors, None) for name, tensors in complete.items()} if self.run.is_main else {}
         if self.engine.keeps_shards:
             accelerator = self.run.accelerator
             shards = {name: value for name, value in state.items() if isinstance(value, FlatTensorSlice)}
             files[shard_file(accelerator.process_index, accelerator.num_processes)] = tensors_of_shards(shards)
-        with_tensors = sorted(whole.keys() - {STATE_FILE})
+        with_tensors = sorted(complete.keys() - {STATE_FILE})
         return files, {"update": update, "numbers": numbers, "states": json_states, "with_tensors": with_tensors}
 
     def load(self) -> int:
@@ -146,8 +146,8 @@ class Checkpoint:
                     raise UserError(
                         f"it holds the state of '{name}', which these settings do not use; resume with those of the run"
                     )
-                more = tensors.get(f"{name}.safetensors")
-                self.stateful[name].load_state_dict({**state, **more} if more else state)
+                extra = tensors.get(f"{name}.safetensors")
+                self.stateful[name].load_state_dict({**state, **extra} if extra else state)
         for name in self.stateful.keys() - stored["states"].keys() - {MODELS}:
             run.print(f"{folder} has no state of '{name}', which starts from its initial state")
         run.print(f"resumed from {folder}")
@@ -191,14 +191,16 @@ def restoring(run: Run) -> Iterator[None]:
         raise UserError(f"{run.checkpoint}: {error}") from error
     except OSError as error:
         what = error.strerror or reason(error)
-        raise UserError(f"{run.checkpoint}: cannot be read ({what}), and was whole before; check the disk") from error
+        raise UserError(
+            f"{run.checkpoint}: cannot be read ({what}), but its checksums matched before; check the disk"
+        ) from error
     except SafetensorError as error:
         raise UserError(
-            f"{run.checkpoint}: cannot be loaded ({reason(error)}), although its files are as they were written; keep it, "
-            "and resume with the version of align that wrote it (environment.json)"
+            f"{run.checkpoint}: checksums match but parsing failed ({reason(error)}); it was probably written by another "
+            "version of align: resume with that version (environment.json)"
         ) from error
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"{run.checkpoint}: it lacks state that this version needs ({type(error).__name__}: {error}); resume it with "
+            f"{run.checkpoint}: missing state that this version needs ({type(error).__name__}: {error}); resume it with "
             "the settings and the version of align that wrote it (config.yaml, environment.json)"
         ) from error

@@ -33,10 +33,10 @@ def consolidate(source: Path, output: Path) -> Path:
             raise UserError(f"{source}: {fault}")
         checkpoint = source.absolute()
     else:
-        found, _ = latest_valid_checkpoint(source)
-        if found is None:
+        newest, _ = latest_valid_checkpoint(source)
+        if newest is None:
             raise UserError(f"{source}: neither a checkpoint nor a run with checkpoints (see save_steps)")
-        checkpoint = found.absolute()
+        checkpoint = newest.absolute()
     run = checkpoint.parents[1]
     stored = StoredState(checkpoint)
     if any(name.startswith("master/head.") for name in stored):

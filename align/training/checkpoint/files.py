@@ -110,7 +110,7 @@ def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None
             return path, faults
         faults.append(f"{path}: {fault}")
     if faults:
-        raise UserError(f"{faults[0]}; no other checkpoint is whole: move {folder / 'checkpoints'} away to start anew")
+        raise UserError(f"{faults[0]}; no valid checkpoint left: move {folder / 'checkpoints'} away to start over")
     return None, []
 
 
@@ -148,7 +148,7 @@ def _no_checkpoint(given: Path) -> str:
     if any((given / name).exists() for name in (CHECKSUMS, "trainer.json")):
         return ""
     near = [path for place in (given.parent.parent, given.parent, given) for path in checkpoints_in(place).values()]
-    wrong = "it is no checkpoint" if given.is_dir() else "there is no such folder"
+    wrong = "not a checkpoint" if given.is_dir() else "no such folder"
     example = near[-1] if near else "runs/ppo/checkpoints/update-000010"
     return f"{wrong}; give auto, or a checkpoint such as {example}"
 
@@ -158,9 +158,9 @@ def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
     files, fault = run_on_main(lambda: _stored_files(path), accelerator)
     if fault:
         return fault
-    own = shard_of_process(files, accelerator)
-    missing = next((name for name, _ in own if not (path / name).exists()), "")
-    found = gather_rows([(missing, "" if missing else _damage(path, own))], accelerator)
+    share = shard_of_process(files, accelerator)
+    missing = next((name for name, _ in share if not (path / name).exists()), "")
+    found = gather_rows([(missing, "" if missing else _damage(path, share))], accelerator)
     for process, (name, _) in enumerate(found):
         if name:
             raise UserError(

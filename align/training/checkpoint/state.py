@@ -93,13 +93,13 @@ class StoredState(Mapping[str, Tensor]):
 
     def part(self, name: str, start: int, count: int) -> Tensor:
         """[count] numbers of a flattened tensor from `start` on."""
-        found = []
+        parts = []
         for place in self._places[name]:
             first = max(start, place.start) - place.start
             last = min(start + count, place.start + place.length) - place.start
             if first < last:
-                found.append(self._read(name, place, first, last))
-        return torch.cat(found) if found else torch.empty(0)
+                parts.append(self._read(name, place, first, last))
+        return torch.cat(parts) if parts else torch.empty(0)
 
     def _read(self, name: str, place: _Place, first: int, last: int) -> Tensor:
         """Numbers `first` to `last` of the flattened tensor of one file."""
