@@ -120,7 +120,7 @@ def token_fields(tab: gr.Tab, services: Services) -> None:
     with gr.Row(visible=False) as on_chosen:
         chosen = gr.Textbox(label="Selected token", interactive=False)
         revoke = gr.Button("Revoke", variant="stop", scale=0)
-    result = gr.Textbox(label="Token result", interactive=False)
+    result = gr.Textbox(label="Token status", interactive=False)
     trail = table("Audit trail")
 
     def list_tokens(picked: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
     panel.get_by_label("Priority (higher first)").fill("7")
     panel.get_by_label("Name", exact=True).fill("ranked by two")
     for name in ("twice-ann", "twice-bob"):
-        choose(panel, "Give it to (nobody named: everybody)", name)
+        choose(panel, "Assigned labelers (empty: all)", name)
     page.keyboard.press("Escape")
     panel.get_by_role("button", name="Save", exact=True).click()
     expect(panel.locator('[data-key="ranked by two"]')).to_be_visible()

@@ -253,7 +253,7 @@ def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):
     panel.get_by_label("Token name").fill(name)
     panel.get_by_label("export: export judgments").check()
     panel.get_by_role("button", name="Add token").click()
-    result = panel.get_by_label("Token result")
+    result = panel.get_by_label("Token status")
     expect(result).to_have_value(re.compile(rf"^Token {name} \(shown only once\): align_"))
     header = {"Authorization": f"Bearer {result.input_value().rsplit(' ', 1)[1]}"}
     nobody = Client(any_server)
