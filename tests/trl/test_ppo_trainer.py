@@ -78,8 +78,8 @@ def test_a_name_that_the_trainer_does_not_call_cannot_be_replaced(name):
 
 
 def test_a_missing_name_of_trls_module_comes_with_advice():
-    with pytest.raises(AttributeError, match="'get_reward'; give the trainer a reward function"):
-        _ = ppo_trainer.get_reward
+    with pytest.raises(AttributeError, match="'get_scores'; give the trainer a reward function"):
+        _ = ppo_trainer.get_scores
 
 
 def test_a_subclass_with_a_training_loop_of_its_own_is_refused_before_training(make_trainer):
