@@ -76,7 +76,7 @@ def test_a_batch_is_imported_changed_ranked_twice_and_exported_as_one_row_per_it
         server.rank(name, ranks, ranks, ranks)
 
     panel = open_tab(page, "Export")
-    choose(panel, "Batches (none: all)", "ranked by two")
+    choose(panel, "Batches (empty: all)", "ranked by two")
     page.keyboard.press("Escape")
     panel.get_by_label("One row per item (aggregated)").check()
     panel.get_by_label("Add preference probabilities").check()
