@@ -151,8 +151,9 @@ def sample_rows(config: SampleConfig) -> list[Row | None]:
     candidates = sampled_responses(drawn, responses.ids, loaded.tokenization)
     rewards = [0.0] * len(candidates)
     if config.reward_model:
-        how_loaded = {"chat_template": config.chat_template, "quantization": config.quantization}
-        reward = load_reward_model(config.reward_model, config.dtype, **how_loaded)
+        reward = load_reward_model(
+            config.reward_model, config.dtype, chat_template=config.chat_template, quantization=config.quantization
+        )
         rewards = scorer_of(loaded, reward, config.batch_tokens)(candidates)
     for scorer in scorers:
         scorer.score(loaded, drawn, candidates)

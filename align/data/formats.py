@@ -161,7 +161,7 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
 def _columns(row: Row) -> dict[str, Any]:
     """Return the columns of a row of prompts that are not the prompt; those inside `columns` are among them."""
     inside = row.get("columns")
-    further = inside if isinstance(inside, Mapping) else {}
+    further = dict(inside) if isinstance(inside, Mapping) else {}
     return {name: value for name, value in row.items() if name not in PROMPT_COLUMNS} | further
 
 

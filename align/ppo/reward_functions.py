@@ -66,12 +66,13 @@ def call_reward_function(
     """
     name = f"reward function '{reward.name}'"
     further = {column: [row.get(column) for row in columns] for column in _columns_for(reward.function, columns)}
-    given, answers = copy.deepcopy(list(prompts)), list(responses)
+    function = functools.partial(reward.function, **copy.deepcopy(further))
+    prompts_copy, responses_copy = copy.deepcopy(list(prompts)), list(responses)
     if "completions" in _parameters(reward.function):  # the form of TRL's GRPO, which names all arguments
-        named = {"completions": answers} | ({"prompts": given} if _takes(reward.function, "prompts") else {})
-        scores = call_own_code(name, reward.function, **named, **copy.deepcopy(further))
+        named = {"prompts": prompts_copy} if _takes(reward.function, "prompts") else {}
+        scores = call_own_code(name, functools.partial(function, completions=responses_copy, **named))
     else:
-        scores = call_own_code(name, reward.function, given, answers, **copy.deepcopy(further))
+        scores = call_own_code(name, function, prompts_copy, responses_copy)
     if inspect.isawaitable(scores):
         scores = call_own_code(name, functools.wraps(reward.function)(_wait_for), scores)
     if isinstance(scores, list | tuple):

@@ -53,8 +53,16 @@ class CalledModule(NamedTuple):
         Raises:
             UserError: if the module raises an error, or returns something else.
         """
-        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        output = call_own_code(self.name, self.body, **inputs, use_cache=False, return_dict=True, output_hidden_states=True)
+        output = call_own_code(
+            self.name,
+            self.body,
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            use_cache=False,
+            return_dict=True,
+            output_hidden_states=True,
+        )
         states = getattr(output, "hidden_states", None) or [getattr(output, "last_hidden_state", None)]
         if not isinstance(states[-1], Tensor):
             raise UserError(f"{self.name}: {type(self.body).__name__} returned no hidden_states; return those of all layers")

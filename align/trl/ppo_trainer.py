@@ -161,7 +161,7 @@ def get_reward(
     """
     body: Any = getattr(model, str(model.base_model_prefix))
     output = forward(body, query_responses, pad_token_id)
-    scores: Tensor = model.score(output.hidden_states[-1])  # type: ignore[operator]
+    scores: Tensor = model.score(output["hidden_states"][-1])  # type: ignore[operator]
     last = first_true_indices(query_responses[:, context_length:] == pad_token_id) - 1 + context_length
     return scores, scores[torch.arange(len(scores), device=scores.device), last].squeeze(-1), last
 

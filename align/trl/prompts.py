@@ -132,7 +132,7 @@ def prompt_rows(
     Raises:
         InvalidArgumentError: if there are no rows, or no token ids.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in dataset:
         if collator is not None:
             row = {name: value[0] for name, value in collator([row]).items()}

@@ -29,7 +29,7 @@ def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
     if not isinstance(backbone.model, PreTrainedModel):  # a user's module, of which only the matrices are known
         return FlopsProfile(Stack(matrices_of(backbone.model.named_modules(), adapter), 0), Matrices())
     base = backbone.model.base_model
-    body, below = list(base.named_modules()), _layers_below(base, adapter)
+    body, below = list(base.named_modules()), _layers_below(cast(PreTrainedModel, base), adapter)
     if not isinstance(backbone, EncoderBackbone):
         return FlopsProfile(_stack(backbone, body, "decoder", adapter, below), _vocabulary(backbone))
     body = [pair for pair in body if not pair[0].startswith("pooler")]  # it reads one token

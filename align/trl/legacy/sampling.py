@@ -40,5 +40,6 @@ def sample_responses(
 
 def cut_after(response: Tensor, end_id: int | None) -> Tensor:
     """Return a response [T] up to its first end token."""
-    ends = (response == end_id).nonzero() if end_id is not None else ()
-    return response[: int(ends[0]) + 1] if len(ends) else response
+    if end_id is None or not (ends := (response == end_id).nonzero()).numel():
+        return response
+    return response[: int(ends[0]) + 1]

@@ -169,7 +169,8 @@ class PPOTrainer(KnownArguments):
     @property
     def current_device(self) -> torch.device:
         """The device of this process."""
-        return self.__dict__.get("_device") or self.accelerator.device
+        device: torch.device = self.__dict__.get("_device", self.accelerator.device)
+        return device
 
     @current_device.setter
     def current_device(self, device: torch.device) -> None:
