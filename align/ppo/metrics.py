@@ -240,7 +240,7 @@ class CollapseWatch:
 
         Args:
             metrics: of the update, as in docs/metrics.md.
-            scores: [B] the training signal of its rollout.
+            scores: [B] of its rollout on the scale of the rewards (`Experience.scores`).
             samples: neighboring scores of one prompt.
 
         Raises:

@@ -19,7 +19,7 @@ class PPOMonitor(Monitor):
 
         with monitor.update_of(update):
             monitor.lap("sample"), monitor.lap("score")
-            monitor.add_experience(experience)
+            monitor.add_experience(update, experience)
             with monitor.optimizer_step(rollout, minibatch): ...
             monitor.add_step(metrics)
         monitor.log_update(update)

@@ -28,6 +28,9 @@ from align.core.tensor_ops import Padded, length_mask
 from align.ppo.losses import LossInputs
 from align.tokenization.encoded import EncodedPrompt, SampledResponse
 
+SCORE_METRICS = frozenset({"mean", "std", "kl_penalized"})
+"""Metrics `reward/<name>` of the score itself; no reward of an extension may have such a name."""
+
 
 @dataclass(frozen=True)
 class Rollout:

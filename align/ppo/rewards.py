@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from align.ppo.records import Rollout, Scores
+from align.ppo.records import SCORE_METRICS, Rollout, Scores
 from align.ppo.reward_functions import WeightedFunction, call_reward_function
 from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import SampledResponse
@@ -22,7 +22,7 @@ ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
 ExtraRewards = Callable[[Rollout, Mapping[str, Tensor]], dict[str, Tensor]]
 """A rollout and the rewards so far to extra rewards [B], by name: `Extensions.score`."""
 
-RESERVED = ("attributes", "mean", "std", "length_slope", "disagreement", "kl_penalized")
+RESERVED = (*SCORE_METRICS, "attributes", "length_slope", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
 
 

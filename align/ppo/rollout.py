@@ -25,7 +25,7 @@ from align.tokenization.encoded import EncodedPrompt
 
 
 def prompts_of_update(
-    prompts: Sequence[EncodedPrompt], update: int, count: int, samples: int, seed: int
+    prompts: Sequence[EncodedPrompt], update: int, *, count: int, samples: int, seed: int
 ) -> list[EncodedPrompt]:
     """Return `count` prompts of an update (from 1), each `samples` times.
 
@@ -52,14 +52,16 @@ def sample_rollout(
     return Rollout(prompts=prompts, responses=sampled.ids, ended=ended, texts=texts, log_probs=sampled.log_probs)
 
 
-def shuffled_minibatches(rows: int, samples: int, minibatches: int, update: int, epoch: int, seed: int) -> list[list[int]]:
+def shuffled_minibatches(
+    rows: int, *, samples: int, num_mini_batches: int, update: int, epoch: int, seed: int
+) -> list[list[int]]:
     """Return the rows of each minibatch of an epoch, reshuffled each time; the samples of a prompt stay together.
 
     Args:
         samples: neighboring rows with one prompt.
     """
     order = generator(seed, RngStream.MINIBATCH_ORDER, update, epoch).permutation(rows // samples).tolist()
-    parts = (order[number::minibatches] for number in range(minibatches))
+    parts = (order[number::num_mini_batches] for number in range(num_mini_batches))
     return [[prompt * samples + sample for prompt in part for sample in range(samples)] for part in parts]
 
 

@@ -376,12 +376,19 @@ def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[ExperienceB
     All responses have the largest length. Token ids and tensors are 0.
     """
     run, length, responses = setup.run, setup.sampling.max_new_tokens, config.rollout_batch_size
-    samples, count = config.samples_per_prompt, config.rollout_batch_size // config.samples_per_prompt
+    samples = config.samples_per_prompt
     candidates: list[tuple[int, Rollout, list[int], MicroBatch]] = []
     for update in range(1, min(config.total_updates, PLANNED_UPDATES) + 1):
-        prompts = prompts_of_update(setup.prompts, update, count, samples, config.seed)
+        prompts = prompts_of_update(setup.prompts, update, count=responses // samples, samples=samples, seed=config.seed)
         rollout = Rollout(prompts=prompts, responses=[[0] * length] * responses, ended=[], texts=[])
-        for minibatch in shuffled_minibatches(responses, samples, config.num_mini_batches, update, 0, config.seed):
+        for minibatch in shuffled_minibatches(
+            responses,
+            samples=samples,
+            num_mini_batches=config.num_mini_batches,
+            update=update,
+            epoch=0,
+            seed=config.seed,
+        ):
             for part in plan_minibatch(
                 rollout, minibatch, setup.policy.backbone, run.optimization.micro_batch_tokens, run.accelerator
             ):

@@ -84,7 +84,7 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
             old = forward_roles(config, setup, rollout, update)
             # 4. Compute advantages from the score and the KL penalty.
             with save_if_scoring_fails(run, rollout, update):
-                signal = extensions.shape(TrainingSignal(scores.total, scores.components), rollout, old)  # extensions: shape
+                signal = extensions.shape(TrainingSignal(scores.total, dict(scores.components)), rollout, old)  # extensions
             experience = make_experience(
                 config, setup, update, rollout, scores=scores.total, signal=signal, old=old, kl_coef=kl.coef
             )
@@ -107,24 +107,37 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
 
 def sample_responses(config: PPOConfig, setup: PPOSetup, update: int) -> Rollout:
     """Sample a response to each prompt of an update."""
-    count, samples = config.rollout_batch_size // config.samples_per_prompt, config.samples_per_prompt
-    prompts = prompts_of_update(setup.prompts, update, count, samples, config.seed)
+    samples = config.samples_per_prompt
+    prompts = prompts_of_update(
+        setup.prompts, update, count=config.rollout_batch_size // samples, samples=samples, seed=config.seed
+    )
     key = (config.seed, RngStream.ROLLOUT, update)
     return sample_rollout(setup.sampler, setup.policy.tokenization, prompts, setup.sampling, key)
 
 
 def forward_roles(config: PPOConfig, setup: PPOSetup, rollout: Rollout, update: int) -> RoleOutputs:
     """Compute the outputs of all roles for a rollout, in the micro-batches of the first epoch."""
-    samples, count = config.samples_per_prompt, config.num_mini_batches
     return forward_all_roles(
         setup.roles,
         rollout,
-        minibatches=shuffled_minibatches(len(rollout), samples, count, update, 0, config.seed),
+        minibatches=minibatches_of_epoch(config, len(rollout), update, epoch=0),
         backbone=setup.policy.backbone,
         temperature=config.temperature,
         micro_batch_tokens=config.micro_batch_tokens,
         accelerator=setup.run.accelerator,
         with_value_states=setup.value_regression is not None,
+    )
+
+
+def minibatches_of_epoch(config: PPOConfig, rows: int, update: int, epoch: int) -> list[list[int]]:
+    """Return the rows of each minibatch of an epoch."""
+    return shuffled_minibatches(
+        rows,
+        samples=config.samples_per_prompt,
+        num_mini_batches=config.num_mini_batches,
+        update=update,
+        epoch=epoch,
+        seed=config.seed,
     )
 
 
@@ -173,7 +186,9 @@ def compute_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, T], and returns [B, T] if there is a critic; arguments as for `shape_rewards`."""
     rewards, extra = shape_rewards(config, signal, old, lengths, kl_coef), signal.token_rewards
-    totals = signal.scores if extra is None else signal.scores + extra.sum(1)
+    totals = signal.scores
+    if extra is not None:
+        totals = totals + extra.masked_fill(~length_mask(lengths, extra.shape[1]), 0.0).sum(1)
     return estimate_advantages(
         config.advantage_estimator,
         rewards,
@@ -202,11 +217,10 @@ def train_on(experience: Experience, config: PPOConfig, setup: PPOSetup, monitor
     """Train policy and critic on an experience for several epochs."""
     engine, roles, rollout = setup.engine, setup.roles, experience.rollout
     coefficients = config.loss_coefficients(experience.kl_coef)
-    rows, samples, count = len(rollout), config.samples_per_prompt, config.num_mini_batches
-    step = (update - 1) * config.epochs * count
+    step = (update - 1) * config.epochs * config.num_mini_batches
     trains_policy = True
     for epoch in range(config.epochs):
-        for number, minibatch in enumerate(shuffled_minibatches(rows, samples, count, update, epoch, config.seed)):
+        for number, minibatch in enumerate(minibatches_of_epoch(config, len(rollout), update, epoch)):
             trains_policy = trains_policy and epoch < config.num_ppo_epochs
             if not (trains_policy or roles.trains_critic):
                 return
@@ -219,7 +233,7 @@ def train_on(experience: Experience, config: PPOConfig, setup: PPOSetup, monitor
                 if epoch == number == 0:
                     monitor.check_first_minibatch(metrics)
                 if trains_policy and 0 < config.max_update_kl < metrics["policy/approx_kl"]:
-                    trains_policy = False  # this step and the remaining ones train the critic alone
+                    trains_policy = False  # the remaining steps train a critic that learns by gradients, if there is one
                 if trains_policy:
                     metrics |= setup.extensions.extra_loss(  # extensions: losses
                         OptimizerStep(

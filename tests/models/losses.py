@@ -9,8 +9,8 @@ import torch
 from align.batches.micro_batches import MicroBatch, micro_batches, prompt_groups
 from align.ppo.extensions.active import Extensions
 from align.ppo.records import Experience, TrainingSignal
-from align.ppo.rollout import forward_all_roles, shuffled_minibatches
-from align.ppo.train import compute_advantages, policy_and_critic_loss
+from align.ppo.rollout import forward_all_roles
+from align.ppo.train import compute_advantages, minibatches_of_epoch, policy_and_critic_loss
 from align.tokenization.encoded import EncodedDemonstration, EncodedRanking
 from tests.training.toy_modules import accumulate
 
@@ -18,8 +18,7 @@ from tests.training.toy_modules import accumulate
 def role_outputs(trainer, rollout):
     """What the roles of `trainer` predict for a rollout, batched as its first epoch will be."""
     config, run = trainer.config, trainer.run
-    counts = (len(rollout), config.samples_per_prompt, config.num_mini_batches)
-    minibatches = shuffled_minibatches(*counts, update=1, epoch=0, seed=config.seed)
+    minibatches = minibatches_of_epoch(config, len(rollout), update=1, epoch=0)
     how = (config.temperature, config.micro_batch_tokens, run.accelerator)
     return forward_all_roles(trainer.roles, rollout, minibatches, trainer.loaded.backbone, *how)
 

@@ -8,7 +8,8 @@ from align.models.checkpoint import save_model, weights_of
 from align.models.folders import base_of
 from align.models.loading import load
 from align.models.roles import Role
-from align.ppo.rollout import plan_minibatch, shuffled_minibatches
+from align.ppo.rollout import plan_minibatch
+from align.ppo.train import minibatches_of_epoch
 from tests.models.adapters import CARD, PROMPT, RESPONSE, adapter_weights, states, trainable
 from tests.models.losses import experience_of, minibatch_loss, role_outputs
 
@@ -65,7 +66,7 @@ def test_ppo_starts_at_its_reference_with_a_ratio_of_1(beginning, critic, make_p
     assert roles.log_probs.min() < -1.0  # something was said
     torch.testing.assert_close(roles.log_probs, roles.ref_log_probs, atol=1e-6, rtol=0)
     experience = experience_of(trainer, hand_rollout, torch.tensor([1.0, -0.5, 0.3, 0.0, 2.0, -1.0]), roles)
-    first = shuffled_minibatches(len(hand_rollout), 1, config.num_mini_batches, 1, 0, config.seed)[0]
+    first = minibatches_of_epoch(config, len(hand_rollout), update=1, epoch=0)[0]
     place = (trainer.loaded.backbone, config.micro_batch_tokens, trainer.run.accelerator)
     loss = minibatch_loss(trainer, experience, first)
     for batch in plan_minibatch(hand_rollout, first, *place):

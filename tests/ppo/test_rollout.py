@@ -25,7 +25,7 @@ def numbers(found):
 def test_each_pass_over_the_prompts_is_complete(count, per_update, repeats, seed):
     seen = []
     for update in range(1, 3 * count + 1):
-        found = numbers(prompts_of_update(prompts(count), update, per_update, repeats, seed))
+        found = numbers(prompts_of_update(prompts(count), update, count=per_update, samples=repeats, seed=seed))
         assert len(found) == per_update * repeats
         groups = [found[i : i + repeats] for i in range(0, len(found), repeats)]
         assert all(len(set(group)) == 1 for group in groups), "samples of one prompt stand side by side"
@@ -35,11 +35,11 @@ def test_each_pass_over_the_prompts_is_complete(count, per_update, repeats, seed
 
 
 def test_each_pass_is_shuffled_anew_and_by_the_seed():
-    first, second = (numbers(prompts_of_update(prompts(50), update, 50, 1, seed=1)) for update in (1, 2))
+    first, second = (numbers(prompts_of_update(prompts(50), update, count=50, samples=1, seed=1)) for update in (1, 2))
     assert first != second
     assert first != list(range(50))
-    assert first != numbers(prompts_of_update(prompts(50), 1, 50, 1, seed=2))
-    assert first == numbers(prompts_of_update(prompts(50), 1, 50, 1, seed=1)), (
+    assert first != numbers(prompts_of_update(prompts(50), 1, count=50, samples=1, seed=2))
+    assert first == numbers(prompts_of_update(prompts(50), 1, count=50, samples=1, seed=1)), (
         "an update depends on nothing that came before it"
     )
 
@@ -48,7 +48,7 @@ def test_each_pass_is_shuffled_anew_and_by_the_seed():
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(1, 20), st.integers(0, 3), st.integers(0, 3))
 def test_minibatches_are_a_partition_of_nearly_equal_parts_that_part_no_prompt(prompts, each, parts, update, epoch):
     parts = min(parts, prompts)
-    found = shuffled_minibatches(prompts * each, each, parts, update, epoch, seed=0)
+    found = shuffled_minibatches(prompts * each, samples=each, num_mini_batches=parts, update=update, epoch=epoch, seed=0)
     assert len(found) == parts
     assert sorted(row for part in found for row in part) == list(range(prompts * each))
     assert max(map(len, found)) - min(map(len, found)) <= each
@@ -58,9 +58,12 @@ def test_minibatches_are_a_partition_of_nearly_equal_parts_that_part_no_prompt(p
 
 
 def test_minibatches_are_reshuffled_each_epoch_and_update():
-    found = [shuffled_minibatches(64, 1, 2, update, epoch, seed=0) for update in (1, 2) for epoch in (0, 1)]
-    assert all(found[i] != found[j] for i in range(4) for j in range(i))
-    assert shuffled_minibatches(64, 1, 2, 1, 0, seed=0) == found[0]
+    def order(update, epoch):
+        return shuffled_minibatches(64, samples=1, num_mini_batches=2, update=update, epoch=epoch, seed=0)
+
+    orders = [order(update, epoch) for update in (1, 2) for epoch in (0, 1)]
+    assert all(orders[i] != orders[j] for i in range(4) for j in range(i))
+    assert order(1, 0) == orders[0]
 
 
 PROMPTS = ["red", "green, blue", "one", "two"]

@@ -197,6 +197,22 @@ def test_token_rewards_of_extensions_are_added_on_response_tokens_alone() -> Non
     assert returns.tolist() == [[3.75, 3.25], [10.0, 0.0]]
 
 
+def test_token_rewards_past_the_end_do_not_reach_the_whitening_floor() -> None:
+    config, zeros = PPOConfig(gamma=1.0, lam=1.0, whitening_floor=0.1), torch.zeros(2, 2)
+    old = RoleOutputs(zeros, zeros, zeros, zeros)
+    (first, _), (second, _) = (
+        compute_advantages(
+            config,
+            TrainingSignal(torch.tensor([1.0, 2.0]), {}, token_rewards=torch.tensor([[0.0, 0.0], [0.0, past]])),
+            old,
+            torch.tensor([2, 1]),
+            0.0,
+        )
+        for past in (0.0, 7e6)
+    )
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
 def test_no_part_of_the_state_has_the_name_of_an_extension(make_ppo, load_sharp) -> None:
     ppo = make_ppo(load_sharp("tiny-gpt2"))
     evaluator, monitor = Evaluator(ppo.setup, ppo.config, 1, 0), PPOMonitor(ppo.config, ppo.setup)

@@ -132,8 +132,11 @@ def test_the_layers_that_are_drawn_are_those_of_the_code():
 def test_the_files_of_an_update_are_those_of_a_trace(stage):
     script = runpy.run_path(str(DOCS / "write_architecture.py"))
     shown = script["section"](stage).search(page("architecture"))[2]
-    traced = list(dict.fromkeys(file for file, _ in script["run_trace"](stage)))
-    assert [row[0].strip("`") for row in table(shown, "file | functions")] == traced, "run docs/write_architecture.py"
+    traced = table(script["table"](script["run_trace"](stage)), "file | functions")
+    for column, name in ((0, "files"), (3, "descriptions")):
+        assert [row[column] for row in table(shown, "file | functions")] == [row[column] for row in traced], (
+            f"{name} changed: run docs/write_architecture.py"
+        )
 
 
 def test_readme_names_commands_targets_and_folders_that_are_there():

@@ -9,7 +9,7 @@ from torch import Tensor
 from align.core.errors import UserError
 from align.core.plugins import call_own_code
 from align.ppo.extensions.extension import Extension, OptimizerStep
-from align.ppo.records import Experience, RoleOutputs, Rollout, TrainingSignal
+from align.ppo.records import SCORE_METRICS, Experience, RoleOutputs, Rollout, TrainingSignal
 from align.runtime.distributed import run_on_all
 
 
@@ -38,7 +38,7 @@ class Extensions(list[Extension]):
             scores = extension.score(rollout)
             for name, values in scores.items():
                 _require_shape(extension, f"score '{name}'", values, torch.Size([len(rollout)]))
-            if same := sorted((rewards.keys() | extra_scores.keys()) & scores.keys()):
+            if same := sorted((rewards.keys() | extra_scores.keys() | SCORE_METRICS) & scores.keys()):
                 raise UserError(f"extension '{extension.name}': reward '{same[0]}' already exists; rename this one")
             extra_scores |= scores
         return extra_scores
@@ -52,6 +52,8 @@ class Extensions(list[Extension]):
                 kind = type(signal).__name__
                 raise UserError(f"extension '{extension.name}': shape must return a TrainingSignal, not {kind}")
             _require_shape(extension, "scores", signal.scores, responses)
+            if same := sorted(SCORE_METRICS & signal.components.keys()):
+                raise UserError(f"extension '{extension.name}': metric reward/{same[0]} exists; rename the component")
             for name, values in signal.components.items():
                 _require_shape(extension, f"component '{name}'", values, responses)
             for what, token_values in (("token_rewards", signal.token_rewards), ("token_weights", signal.token_weights)):

@@ -58,7 +58,9 @@ class Learner:
         """Return the rows of each optimizer step of an epoch."""
         assert self.config.global_backward_batch_size is not None
         count = rows // self.config.global_backward_batch_size
-        return shuffled_minibatches(rows, 1, count, self.steps_done, epoch, self.config.seed)
+        return shuffled_minibatches(
+            rows, samples=1, num_mini_batches=count, update=self.steps_done, epoch=epoch, seed=self.config.seed
+        )
 
     def forward(self, scored: ScoredRollout) -> RoleOutputs:
         """Return log-probs of policy and reference, and values [B, T], before the update."""
