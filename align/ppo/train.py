@@ -84,7 +84,8 @@ def train(config: PPOConfig, setup: PPOSetup) -> Path:
             old = forward_roles(config, setup, rollout, update)
             # 4. Compute advantages from the score and the KL penalty.
             with save_if_scoring_fails(run, rollout, update):
-                signal = extensions.shape(TrainingSignal(scores.total, dict(scores.components)), rollout, old)  # extensions
+                signal = TrainingSignal(scores.total, dict(scores.components))
+                signal = extensions.shape(signal, rollout, old)  # extensions: shape
             experience = make_experience(
                 config, setup, update, rollout, scores=scores.total, signal=signal, old=old, kl_coef=kl.coef
             )

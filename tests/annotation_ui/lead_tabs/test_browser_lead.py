@@ -26,7 +26,7 @@ def test_a_labeler_is_added_shut_out_after_a_question_let_in_and_made_a_lead(ser
     newcomer.wait_for_url(work)
     panel.get_by_role("button", name="Deactivate", exact=True).click()
     expect(panel.get_by_text("Deactivate newcomer?")).to_be_visible()
-    panel.get_by_role("button", name="No", exact=True).click()
+    panel.get_by_role("button", name="Cancel", exact=True).click()
     expect(panel.get_by_text("Deactivate newcomer?")).to_be_hidden()
     newcomer.reload()
     expect(newcomer).to_have_url(work)  # nothing has happened yet

@@ -117,7 +117,7 @@ def test_a_skipped_item_goes_to_somebody_else_and_can_be_taken_back(database, le
     judgments.skip(ann, mine.id, "skip again", "", 1)
     theirs = leases.next(bob, "rank")
     assert theirs.item_id == mine.item_id
-    with pytest.raises(ConflictError, match="somebody else"):
+    with pytest.raises(ConflictError, match="another labeler"):
         judgments.undo(ann, "rank", "undo again")
 
 

@@ -68,8 +68,9 @@ def one_step(name: str, folder: Path) -> tuple[dict[str, Tensor], int]:
     frozen = place_frozen_model(frozen, run.accelerator)
 
     def outputs(module: nn.Module, rows: list[int]) -> Tensor:
-        prompt, response, index = pack_rankings([ROWS[row] for row in rows], run.accelerator.device)
-        return module(prompt, response, index) if is_judge else module(prompt, response, None, 1.0, index)
+        inputs = pack_rankings([ROWS[row] for row in rows], run.accelerator.device)
+        of_policy = () if is_judge else (None, 1.0)
+        return module(inputs.prompt, inputs.response, *of_policy, inputs.prompt_of_response)
 
     def loss(rows: list[int]) -> tuple[Tensor, dict[str, Tensor]]:
         predicted = outputs(engine.module, rows)
