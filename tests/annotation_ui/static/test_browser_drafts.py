@@ -333,7 +333,7 @@ def test_an_older_answer_is_found_and_changed(server, browser, how):
         page.keyboard.press("Enter")
     page.wait_for_selector(".work-row")
     assert prompts(page)[0] == "Prompt 1"
-    expect(page.locator(".work-row").first).to_contain_text("changed")
+    expect(page.locator(".work-row").first).to_contain_text("edited")
     now = {row["prompt"]: row["ranks"] for row in exported(server, batch)}
     assert {prompt: sorted(ranks) for prompt, ranks in now.items() if ranks != [1, 2, 3, 4]} == {"Prompt 1": [1, 2, 3, 3]}
 
