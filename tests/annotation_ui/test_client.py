@@ -199,7 +199,7 @@ def test_a_loop_on_another_machine_labels_through_the_server(any_server, loop_ap
     write_rows(tmp_path / "samples.jsonl", (row for _, row in rank_rows(3, ids=name)))
     for done in range(3):
         waiting = loop_app.collect(batch, tmp_path / "samples.jsonl", target)
-        assert waiting.startswith(f"{done} of 3 judgments of the batch")
+        assert f"{done} of 3 judgments" in waiting
         assert not target.exists()
         any_server.rank(name, [1, 2, 3, 4])
     assert loop_app.collect(batch, tmp_path / "samples.jsonl", target) == ""
@@ -218,8 +218,7 @@ def test_an_import_that_runs_or_was_killed_is_not_taken_for_a_closed_batch(
             session.execute(update(Batch).where(Batch.name == name).values(complete=complete, open=False))
 
     set_complete(False)
-    line = f"batch {name!r} is only partly imported"
-    assert loop_app.collect(round_name, samples, target) == line
+    assert f"batch {name!r} is only partly imported" in loop_app.collect(round_name, samples, target)
     assert not target.exists()
     monkeypatch.setattr(client_module.time, "sleep", lambda _: set_complete(True))
     assert remote.wait(name)["complete"]
@@ -231,9 +230,9 @@ def test_two_loops_on_one_server_do_not_share_rankings(any_server, loop_app, tmp
     mine, theirs, target = tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl", tmp_path / "rankings.jsonl"
     write_rows(mine, ROWS[:1])
     write_rows(theirs, ROWS[1:])
-    assert loop_app.collect(round_name, theirs, target).startswith("0 of 2 judgments")
+    assert "0 of 2 judgments" in loop_app.collect(round_name, theirs, target)
     any_server.rank(name, [1, 2, 3, 4], [1, 2, 3, 4])
-    assert loop_app.collect(round_name, mine, target).startswith("0 of 1 judgments")
+    assert "0 of 1 judgments" in loop_app.collect(round_name, mine, target)
     assert not target.exists()
 
 

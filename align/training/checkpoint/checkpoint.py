@@ -168,7 +168,7 @@ def _on_all(step: Callable[[], Item], run: Run, target: Path) -> list[Item]:
             raise
         except Exception as error:
             what = getattr(error, "strerror", None) or reason(error)
-            raise UserError(f"{target}: cannot be written ({what}); nothing was changed there") from error
+            raise UserError(f"{target}: cannot be written ({what}); the old contents are unchanged") from error
 
     return run_on_all(named, run.accelerator)
 
