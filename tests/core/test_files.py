@@ -107,7 +107,7 @@ def test_a_failed_rename_puts_the_old_folder_back(tmp_path, monkeypatch):
             (folder / "weights").write_text("new")
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(UserError, match="nothing was changed there"):
+    with pytest.raises(UserError, match="the old contents are unchanged"):
         write()
     assert tree(target) == {"weights": "old"}
 
