@@ -131,7 +131,7 @@ def test_mistakes(settings, tmp_path):
     with pytest.raises(UserError, match="no checkpoints; train with save_steps"):
         checkpoints_of(str(tmp_path))
     shutil.copytree(settings["reward_model"], tmp_path / "checkpoints" / "update-000001")
-    with pytest.raises(UserError, match="not the settings of a PPO run"):
+    with pytest.raises(UserError, match=r"config\.yaml: not the config of a PPO run"):
         checkpoints_of(str(tmp_path))
 
 

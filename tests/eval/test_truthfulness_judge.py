@@ -145,7 +145,7 @@ def test_reference_answers_are_matched_by_question(tmp_path, capsys):
     assert "no reference answers to 1 question, such as 'What is the capital of country 2?'" in capsys.readouterr().out
     assert sum(is_reference(row, known) for row in labeled) == 4
     assert match_references(labeled, "") == {}
-    with pytest.raises(UserError, match="has none of the 3 questions of the labeled answers"):
+    with pytest.raises(UserError, match=r"truthfulness\.jsonl contains none of the 3 questions"):
         match_references(labeled, "data/truthfulness.jsonl")
 
 
@@ -160,7 +160,7 @@ def test_a_judge_learns_is_saved_and_loads_again_and_another_or_none_is_refused(
     questions = 2 * read_questions(TRUTHFUL_QUESTIONS)[:1]
     no, yes = judge.probabilities(questions, ["No, never.", "Yes, always."])
     assert no > 0.5 > yes
-    with pytest.raises(UserError, match="this judge was trained for truth, not for info"):
+    with pytest.raises(UserError, match="was trained for truth, not info"):
         load_judge(str(folder), "info")
     with pytest.raises(UserError, match="not a judge"):
         load_judge(str(tmp_path), "truth")

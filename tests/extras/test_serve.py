@@ -170,7 +170,7 @@ def test_a_server_that_fails_in_a_run_loses_nothing(failure, tmp_path, monkeypat
         scores = [float("nan")] * rows if failure == "nan" else [0.5]
         return 200, json.dumps({"rewards": scores}).encode()
 
-    said = {"dies": "cannot be reached", "nan": "gave nan", "too few": "gave 1 scores for 4 responses"}[failure]
+    said = {"dies": "cannot be reached", "nan": "gave nan", "too few": "1 scores for 4 responses"}[failure]
     with answering(answer) as url, pytest.raises(UserError, match=rf"reward_model .*{said}.*unscored\.jsonl") as stopped:
         run_ppo(config_of(tmp_path / "run", url))
     assert "\n" not in str(stopped.value)

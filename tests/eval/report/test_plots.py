@@ -61,7 +61,7 @@ def test_plots_of_the_reward_model_say_what_they_show() -> None:
     plots = {plot.name: plot for plot in stage_plots(StageRun("reward", Path("r"), {}, {}, metrics), run, Summary())}
     assert list(plots) == ["reward-loss", "reward-accuracy", "reward-calibration"]
     # Differences 1, 2, 1 and 2, 1, -1: sigmoid(1) = 73.1 % four times, three right; sigmoid(2) = 88.1 % twice, both right.
-    assert "stated 73%, right 75%, 4 pairs; stated 88%, right 100%, 2 pairs" in plots["reward-calibration"].svg
+    assert "confidence 73%, accuracy 75%, 4 pairs; confidence 88%, accuracy 100%, 2 pairs" in plots["reward-calibration"].svg
 
 
 def test_a_long_run_does_not_make_a_long_page() -> None:

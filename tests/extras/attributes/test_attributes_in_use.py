@@ -71,7 +71,7 @@ def test_a_prompt_of_token_ids_is_read_as_it_is(judge):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("filter unsave<1", "filter 'unsave<1': no attribute 'unsave' among rating, unsafe; did you mean unsafe?"),
+        ("filter unsave<1", "filter 'unsave<1': unknown attribute 'unsave' (known: rating, unsafe); did you mean unsafe?"),
         ("rank rating<1", "rank 'rating<1': only numbers"),
     ],
 )

@@ -59,11 +59,11 @@ def test_the_loss_of_a_text_is_that_of_its_tokens_read_one_after_the_other(load_
     loaded = load_sharp("tiny-llama")
     questions, item = encode(loaded, {"unsafe": 0.25, "rating": 4.5})
     model = GenerativeModel(loaded.backbone, questions)
-    prompt, response, prompt_of_response = pack_rankings(item.parts, torch.device("cpu"))
+    inputs = pack_rankings(item.parts, torch.device("cpu"))
     learned = torch.tensor([bool(tokens) for part in item.parts for tokens in part.learned])
-    mask = response.mask() & learned[:, None]
+    mask = inputs.response.mask() & learned[:, None]
     with torch.no_grad():
-        answers, log_probs = model(prompt, response, prompt_of_response, mask)
+        answers, log_probs = model(inputs.prompt, inputs.response, inputs.prompt_of_response, mask)
 
         def next_log_probs(ids):
             return torch.log_softmax(loaded.backbone.model(torch.tensor([ids])).logits[0].double(), -1)

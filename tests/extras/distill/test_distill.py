@@ -151,7 +151,7 @@ def test_a_whole_run_writes_a_student_that_loads(tiny_name, tmp_path, capsys):
     words = f"--model {tiny_name} --train_data {data} --batch_size 6"
     command(f"distill {words} --dtype float32 --max_response_tokens 24 --report_to none --output_dir {tmp_path / 'run'}")
     printed = capsys.readouterr().err
-    assert "student of 0.1 million parameters" in printed
+    assert "student has 0.1 million parameters" in printed
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["update"] for row in rows] == [0, 1, 2]  # 0 is the evaluation before the first
     loaded = load(ModelConfig(model=str(tmp_path / "run" / "model"), dtype="float32"), torch.float32)
@@ -188,7 +188,7 @@ def test_rows_of_padding_in_either_matrix_change_no_cross_entropy(wider, sharp_f
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"student": "tiny-t5"}, "another vocabulary"),
+        ({"student": "tiny-t5"}, "different vocabularies"),
         ({"lora_r": 4}, "lora_r is 4, but must be 0"),
         ({"keep_every_nth_layer": 1}, "keep_every_nth_layer is 1, but must be 2 or more"),
         ({"ce_weight": 0.0, "lm_weight": 0.0, "cosine_weight": 0.0}, "ce_weight"),
