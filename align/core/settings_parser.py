@@ -234,7 +234,7 @@ BASIC = {
 }
 """Settings that `--help` shows for commands with many settings, by group."""
 FIRST_SENTENCE = re.compile(r"(?s).*?\.(?= [A-Z0-9]|$)|.*")
-FEW = 15
+FEW = 14
 """Commands with at most this many settings show all of them."""
 
 
