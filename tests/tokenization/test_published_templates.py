@@ -306,7 +306,7 @@ def test_a_system_turn_that_the_template_leaves_out_is_refused(loaded_with):
 def test_a_template_that_leaves_out_users_assistants_or_earlier_turns_is_refused():
     for role in ("user", "assistant"):
         template = "{% for m in messages %}{% if m.role != '" + role + "' %}{{ m.content }}{% endif %}{% endfor %}"
-        with pytest.raises(ConversationError, match=f"leaves out the {role}"):
+        with pytest.raises(ConversationError, match=f"{role} turn"):
             Tokenization(published(template))
     found = Tokenization(published("{{ messages[-1].content }}"))
     assert shown(found, found.prompt_ids((USER,))) == USER["content"]

@@ -79,7 +79,9 @@ def test_a_model_of_7b_is_refused_before_it_is_read(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="weights"):  # it fits; then the missing weights are an error
         run_sft(SFTConfig(**settings))
     monkeypatch.setattr(memory.Memory, "free", lambda _: 8 * GIB)
-    with pytest.raises(UserError, match=r"about 1[23]\.. GiB.*set load_in_4bit true"):  # 6.74 billion x 2 bytes
+    with pytest.raises(
+        UserError, match=r"about 1[2-6]\.. GiB.*set load_in_4bit true"
+    ):  # 6.74 billion x 2 bytes, and the process
         run_sft(SFTConfig(**settings, lora_r=16))
     with pytest.raises(UserError, match="its weights"):  # 6.48 billion x 4.13 bits, 0.26 billion x 2 bytes
         run_sft(SFTConfig(**settings, lora_r=16, load_in_4bit=True))

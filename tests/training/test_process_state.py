@@ -73,8 +73,8 @@ def trl_maker(folder: Path) -> Callable[[], Any]:
     return lambda: trl.PPOTrainer(args, tokenizer, policies[0], policies[1], scorers[0].float(), prompts, scorers[1].float())
 
 
-def process_state(folder: Path) -> dict[str, object]:
-    """What a run may change in the process, by name."""
+def process_state(folder: Path, foreign: frozenset[str] = frozenset()) -> dict[str, object]:
+    """What a run may change in the process, by name. `foreign` names threads of other tests, which may end at any time."""
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
@@ -82,7 +82,7 @@ def process_state(folder: Path) -> dict[str, object]:
     return {
         "signal handlers": [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)],
         "wake-up descriptor": wakeup,
-        "threads": {thread.name for thread in threading.enumerate()} - {*LIBRARY_THREADS},
+        "threads": {thread.name for thread in threading.enumerate()} - {*LIBRARY_THREADS} - foreign,
         "files of the run": [path for path in opened if path.startswith(str(folder))],
         "pipes": len([path for path in opened if path.startswith("pipe:")]),
         "environment": dict(os.environ),
@@ -137,9 +137,10 @@ def test_a_run_leaves_the_process_as_it_was(stage, exit_name, warm, tmp_path, mo
     folder, original = tmp_path / "run", engine.TrainEngine.step
     make = maker(stage, folder)
     monkeypatch.setattr(signals, "SECOND_CTRL_C", -1.0)  # the second one counts at once
-    before = process_state(folder)
+    foreign = frozenset(thread.name for thread in threading.enumerate())
+    before = process_state(folder, foreign)
     trainer = make()
-    assert process_state(folder) == before, "after the trainer was made"
+    assert process_state(folder, foreign) == before, "after the trainer was made"
     kept: list[BaseException] = []
     if act:
         monkeypatch.setattr(
@@ -150,7 +151,7 @@ def test_a_run_leaves_the_process_as_it_was(stage, exit_name, warm, tmp_path, mo
         except BaseException as caught:  # as an interactive session keeps the last traceback, with the run's generator
             kept.append(caught)
         assert [type(caught) for caught in kept] == ([error] if error else []), kept
-    after = process_state(folder)
+    after = process_state(folder, foreign)
     assert {name: value for name, value in after.items() if value != before[name]} == {}
     assert is_free(folder)
     with Progress(console=console, disable=False):  # rich allows one at a time
