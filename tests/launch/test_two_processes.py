@@ -60,7 +60,9 @@ def test_two_processes_know_each_other_start_from_the_same_weights_and_raise_the
     assert first["all, well"] == second["all, well"] == [0, 1]
     assert "training needs about" in first["memory"] == second["memory"], "one process has too little"
     assert first["open"] == second["open"] == "UserError: another run writes there"
-    unwritten = f"UserError: {checkpoint}: cannot be written (MemoryError: no room for the copy); the old contents are unchanged"
+    unwritten = (
+        f"UserError: {checkpoint}: cannot be written (MemoryError: no room for the copy); the old contents are unchanged"
+    )
     assert first["save"] == second["save"] == unwritten
     unread = (
         f"UserError: {checkpoint}: cannot be read (Input/output error), but its checksums matched before; check the disk"
