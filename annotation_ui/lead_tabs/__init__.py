@@ -1,1 +1,1 @@
-"""The tabs of the lead's page, one module per subject, and their shared parts (`common`)."""
+"""Tabs of the lead's page, one module per subject, and their shared parts (`common`)."""

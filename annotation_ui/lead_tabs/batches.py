@@ -1,4 +1,4 @@
-"""The Batches tab: settings and labelers of a batch, deletion and restoration."""
+"""Batches tab: edit the settings and labelers of a batch, delete it, and restore it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ _NO_BATCH = "No batches yet. Import prompts or samples in the Import tab."
 
 
 def batches_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the list of batches and the form that edits one."""
+    """Build the list of batches and the form to edit a batch."""
     listed = table("Batches (click to edit)", "batches")
     with gr.Column(visible=False) as form:
         with gr.Row():
@@ -28,7 +28,7 @@ def batches_tab(tab: gr.Tab, services: Services) -> None:
             labelers_per_item = gr.Number(1, label="Labelers per item", precision=0, minimum=1)
             priority = gr.Number(0, label="Priority (higher first)", precision=0)
             is_open = gr.Checkbox(True, label="Open")
-            version = gr.Number(0, visible=False)  # of the settings in these fields
+            version = gr.Number(0, visible=False)  # version of the settings shown in the form
         labelers = gr.Dropdown([], value=[], multiselect=True, label="Assigned labelers (empty: all)")
         with gr.Row():
             save, delete = gr.Button("Save", variant="primary"), gr.Button("Delete")
@@ -75,7 +75,7 @@ class _BatchActions:
         ]
 
     def pick(self, name: str) -> tuple[Any, ...]:
-        """Return the selected batch with its settings. Another lead may have renamed or deleted it."""
+        """Fill the form with the selected batch. Another lead may have renamed or deleted it."""
         with self.services.database.read() as session:
             batch = session.scalar(select(Batch).where(Batch.name == name))
             now = batches.stored_settings(session, batch) if batch else BatchSettings("")

@@ -1,6 +1,6 @@
 """Shared parts of the tabs: task lists, events, error messages, the signed-in lead, and files.
 
-Files do not pass through Gradio, which would copy them (see `transfers`).
+Files bypass Gradio, which would copy them (see `transfers`).
 """
 
 import functools
@@ -18,21 +18,20 @@ from annotation_ui.store.schema import Batch, User
 from annotation_ui.tasks import TASKS
 
 LAST_COUNTS: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
-"""Arguments of events that show the chosen row: Gradio would drop a choice that is made while the answer to another is
-awaited.
+"""Options of events that show the selected row. By default, Gradio drops a selection made while an earlier one is pending.
 
-A list's event is `change`: its `input` comes twice for a choice, and also for a look at the list that chooses nothing.
+Use the `change` event of a dropdown: `input` fires twice per selection, and also if the list is closed without one.
 """
 
 
 def task_list(comparable: bool = False) -> gr.Dropdown:
-    """Build a list of tasks, or with `comparable` of tasks whose answers can be compared."""
+    """Build a dropdown of tasks. With `comparable`, include only tasks whose answers can be compared."""
     choices = [(task.title, name) for name, task in TASKS.items() if task.comparable or not comparable]
     return gr.Dropdown(choices, value=choices[0][1], label="Task")
 
 
 def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an event handler to show a UserError on the page, as text."""
+    """Wrap an event handler so that a UserError is shown on the page as plain text."""
 
     @functools.wraps(action)
     def run_action(*values: Any) -> Any:
@@ -45,12 +44,12 @@ def show_user_errors(action: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hide() -> Any:
-    """Return the update that hides a part of the page."""
+    """Return an update that hides a component."""
     return gr.update(visible=False)
 
 
 def shown_if(value: Any) -> Any:
-    """Return the update that shows a part of the page if there is a value, such as a selected row."""
+    """Return an update that shows a component if `value` is truthy and hides it otherwise."""
     return gr.update(visible=bool(value))
 
 
@@ -58,7 +57,7 @@ def user_id(services: Services, request: gr.Request) -> int:
     """Return the id of the lead who sent the request."""
     with services.database.read() as session:
         user_id = session.scalar(select(User.id).where(User.name == request.username))
-    assert user_id is not None  # the guard has let this user in
+    assert user_id is not None  # the guard has authenticated the user
     return user_id
 
 
@@ -75,9 +74,9 @@ def user_names(services: Services) -> list[str]:
 
 
 def file_field(elem_id: str, label: str, suffixes: tuple[str, ...], most_bytes: int) -> gr.Textbox:
-    """Build a file field. Its value, the event's first input, carries the upload's key.
+    """Build a file field and return the hidden textbox for the upload key.
 
-    The event needs `js=send_file(elem_id)`, which sends the file when the button is pressed.
+    The textbox must be the first input of the event, and the event needs `js=send_file(elem_id)`, which uploads the file.
     """
     gr.HTML(
         f'<label class="file-field"><span>{html.escape(label)}</span> '

@@ -1,4 +1,4 @@
-"""The Export tab: judgments as files to download."""
+"""Export tab: download judgments as files."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from annotation_ui.tasks import TASKS
 
 
 def export_tab(services: Services) -> None:
-    """Build the export options and the button that writes the files."""
+    """Build the form for an export."""
     with gr.Row():
         record = gr.Dropdown(list(records()), value="rankings", label="Records")
         kind = gr.Dropdown(list(FORMATS), value="jsonl", label="Format (csv is for spreadsheets)")
@@ -52,7 +52,7 @@ def export_tab(services: Services) -> None:
         since: str | None,
         request: gr.Request,
     ) -> tuple[str, dict[str, Any]]:
-        ranked = record == "rankings"  # options that are hidden for these records are ignored
+        ranked = record == "rankings"  # ignore options that are hidden for these records
         together = aggregated and record != SKIPS
         options = (gold and record != SKIPS, preferences and ranked and together, times and not together)
         selection = Selection(record, together, _moment(since), tuple(batches or ()), *options)
@@ -73,7 +73,7 @@ def export_tab(services: Services) -> None:
 
 
 def _moment(text: str | None) -> float | None:
-    """Parse a time, in UTC unless it has a time zone. Empty text is None."""
+    """Parse a time, by default in UTC, into seconds since 1970. Return None for empty text."""
     if not text or not text.strip():
         return None
     try:

@@ -1,4 +1,4 @@
-"""The Hours tab: active hours and items per labeler and day, with a CSV file for payment."""
+"""Hours tab: show active hours and items per labeler and day, and export them as CSV for payment."""
 
 from datetime import date
 
@@ -21,7 +21,7 @@ _NONE = "No work in this period."
 
 
 def hours_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the choice of days, the table, and the button that exports it."""
+    """Build the date fields, the table, and the button that exports it."""
     gr.Markdown(_ABOUT)
     with gr.Row():
         first = gr.Textbox(label="First day", placeholder="2026-01-01", max_length=10)
@@ -56,7 +56,7 @@ def hours_tab(tab: gr.Tab, services: Services) -> None:
 
 
 def _day(text: str) -> date | None:
-    """A day that a lead wrote; None for no text."""
+    """Parse a date. Return None for empty text."""
     try:
         return date.fromisoformat(text.strip()) if text.strip() else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""The Import tab: a new batch of items from a file."""
+"""Import tab: create a batch of items from a file."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ _ABOUT = (
 
 
 def import_tab(services: Services) -> None:
-    """Build the form that imports a batch from a file. It shows the settings of the selected task only."""
+    """Build the form that imports a batch from a file. It shows only the settings of the selected task."""
     gr.Markdown(_ABOUT)
     file = file_field("import-file", "JSON Lines", (".jsonl",), MAX_BYTES)
     with gr.Row():

@@ -1,4 +1,4 @@
-"""The Items tab: browse items and single judgments, including skipped and stuck items."""
+"""Items tab: browse items and judgments, including skipped and stuck items."""
 
 import re
 from difflib import SequenceMatcher
@@ -20,7 +20,7 @@ _NOTHING = "No matches. Remove filters, or import a batch."
 
 
 def items_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the filters, the list and the view of one item."""
+    """Build the filters, the list of results, and the view of one item."""
     filters = [(text, value) for task in TASKS.values() for value, text in task.answer_filters.items()]
     with gr.Row():
         what = gr.Radio(["Items", "Judgments"], value="Items", label="Show", scale=1)
@@ -73,7 +73,7 @@ def items_tab(tab: gr.Tab, services: Services) -> None:
 
 
 def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
-    """Render an item for a lead: in the imported order, with model names and history."""
+    """Render an item for a lead, with responses in the imported order, model names, and history."""
     content = item.content
     prompt = "".join(
         f'<h3>{escape(message["role"].capitalize())}</h3><div class="markdown" dir="auto">{message["html"]}</div>'
@@ -98,7 +98,7 @@ def item_html(item: Item, batch: Batch, history: list[Json]) -> str:
 
 
 def written_html(labeler: str, text: str, content: Json) -> str:
-    """Render a text that a labeler wrote. A correction is shown as changes to the model's answer."""
+    """Render text written by a labeler. A correction is shown as changes to the model's answer."""
     if "response" not in content:
         return (
             f'<h2>Written by {escape(labeler)}</h2><div class="answer markdown" dir="auto">{text_view(text)["html"]}</div>'
@@ -107,12 +107,15 @@ def written_html(labeler: str, text: str, content: Json) -> str:
     return f'<h2>Corrected by {escape(labeler)}</h2><div class="answer changes" dir="auto">{changes}</div>'
 
 
-MAX_WORDS = 4000  # of both texts; SequenceMatcher is quadratic
+MAX_WORDS = 4000  # before and after together; SequenceMatcher takes quadratic time
 _WORD = re.compile(r"\s+|\w+|.", re.DOTALL)
 
 
 def difference_html(before: str, after: str) -> str:
-    """Mark removed words with `<del>` and added words with `<ins>`. Long texts are one removal and one addition."""
+    """Mark removed words with `<del>` and added words with `<ins>`.
+
+    With more than `MAX_WORDS` words, `before` is marked as removed and `after` as added.
+    """
     old, new = _WORD.findall(before), _WORD.findall(after)
     if len(old) + len(new) > MAX_WORDS:
         return _part("del", before) + _part("ins", after)

@@ -1,4 +1,4 @@
-"""The Labelers tab, with the items behind each estimate of reliability, and the Disagreements tab."""
+"""Labelers tab, with the items behind each reliability estimate, and Disagreements tab."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _NOT_SHARED = "This labeler shares no items of this task with other labelers."
 
 
 def labelers_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the table of labelers, and the table of items behind a labeler's reliability."""
+    """Build the table of labelers, and the table of items behind the selected labeler's reliability."""
     gr.Markdown(_ABOUT)
     with gr.Row():
         task = task_list()
@@ -55,7 +55,7 @@ _OPEN = """(task) => {
 
 
 def disagreements_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the tab. A click on a row, or the button, opens an item for the lead's decision."""
+    """Build the tab. Clicking a row or the button opens an item for the lead's decision."""
     gr.Markdown("Click an item to decide it. After each decision, the next disagreement opens.")
     with gr.Row():
         task = task_list(comparable=True)

@@ -1,4 +1,4 @@
-"""The Model tab: load and unload the model of the Probe task, and show its state."""
+"""Model tab: load and unload the model of the Probe task, and show its state."""
 
 import html
 from typing import Any
@@ -12,7 +12,7 @@ from annotation_ui.server.services import Services
 from annotation_ui.store.schema import Batch
 
 LOADING_SECONDS, RESTING_SECONDS = 1, 5
-"""Polling intervals while a model is loading, and otherwise. A lead's page may stay open all day."""
+"""Polling intervals while a model is loading, and otherwise. The second is longer because a page may stay open all day."""
 _STATE_TEXT = {"none": "No model loaded", "loading": "Loading", "loaded": "Loaded", "failed": "Failed to load"}
 
 

@@ -1,6 +1,6 @@
-"""The Overview tab: first steps, progress, agreement, win rates, ratings, and judgments per day.
+"""Overview tab: first steps, progress, agreement, win rates, ratings, and judgments per day.
 
-Charts are tables with bars, which fit a phone and work with screen readers.
+Charts are HTML tables with bars, so they fit on a phone and work with screen readers.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from annotation_ui.reports.row_files import plain_cell
 from annotation_ui.server.services import Services
 from annotation_ui.store.schema import Batch, Export, Guideline, Judgment, User
 
-# (title, purpose, tab, query with a result once the step is finished)
+# (title, purpose, tab, query that returns a row once the step is finished)
 _STEPS = (
     ("Add labelers", "Each labeler gets a password, which is shown once.", "Users",
      select(User.id).where(User.role == "labeler")),
@@ -35,7 +35,7 @@ _STEPS = (
 
 
 def first_steps_html(session: Session) -> str:
-    """Return the list of first steps with finished ones marked, or nothing if all are finished."""
+    """Return the first steps as HTML, with finished steps marked. Return empty text if all are finished."""
     done = [session.scalar(query.limit(1)) is not None for *_, query in _STEPS]
     if all(done):
         return ""
@@ -49,7 +49,7 @@ def first_steps_html(session: Session) -> str:
     return f'<section class="first-steps"><h2>First steps</h2><ol>{rows}</ol></section>'
 
 
-# A step opens its tab.
+# Clicking a step opens its tab.
 OPEN_TAB = """
 element.addEventListener('click', (event) => {
   const step = event.target.closest('[data-tab]');
@@ -64,7 +64,7 @@ COLORS = 7  # .color-0 to .color-6 in lead.css
 
 
 def day_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
-    """The rows of `overview.per_day` as HTML, the latest day on top."""
+    """Render the rows of `overview.per_day` as HTML, latest day first."""
     if not rows:
         return f'<p class="empty">{escape(empty)}</p>'
     labelers = sorted({row["labeler"] for row in rows}, key=_sort_key)
@@ -81,7 +81,7 @@ def day_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
 
 
 def _sort_key(labeler: str) -> tuple[bool, str]:
-    """Sort labelers by name. "3 others" is last: no user name contains a space."""
+    """Return a key that sorts labelers by name. "3 others" sorts last, because no user name contains a space."""
     return " " in labeler, labeler
 
 
@@ -101,7 +101,7 @@ def _row(day: str, parts: Sequence[dict[str, Any]], busiest: int, colors: dict[s
 
 
 def ratings_chart(rows: Sequence[dict[str, Any]], empty: str) -> str:
-    """Render the rows of `ratings_by_model` as HTML: the mean with its interval, and the distribution as a bar."""
+    """Render the rows of `ratings_by_model` as HTML, with the mean, its interval, and the distribution as a bar."""
     if not rows:
         return f'<p class="empty">{escape(empty)}</p>'
     low, high = RATINGS
@@ -143,7 +143,7 @@ _NO_DAY = "No judgments of this task in the last 30 days."
 
 
 def _without_complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out the column `complete`, unless a batch is not completely imported."""
+    """Drop the column `complete` if all batches are completely imported."""
     if all(row["complete"] for row in rows):
         return [{name: value for name, value in row.items() if name != "complete"} for row in rows]
     return rows

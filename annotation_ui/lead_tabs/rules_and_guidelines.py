@@ -1,4 +1,4 @@
-"""The Rules and guidelines tab: versioned guidelines of each task, and rule sets from files."""
+"""Rules and guidelines tab: edit the versioned guidelines of each task, and load rule sets from files."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from annotation_ui.store import guidelines, rule_sets
 from annotation_ui.store.schema import RuleSet
 
 _LOCK = "() => ({ __type__: 'update', interactive: false })"
-"""Locks the editor until an event's response fills it. Text typed in between would be lost."""
+"""Locks the editor until the event's response fills it. Otherwise text typed in the meantime would be lost."""
 _NO_VERSION = "No guidelines for this task yet. The editor contains a draft: edit and save it."
 
 
@@ -22,7 +22,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     """Build the guidelines editor, the list of versions, and the upload of rule files."""
     task = task_list()
     text = gr.Textbox(label="Guidelines (Markdown)", lines=10, max_lines=30, max_length=guidelines.MAX_LENGTH)
-    edited = gr.Number(0, visible=False)  # the version in force when the editor was filled
+    edited = gr.Number(0, visible=False)  # version that was current when the editor was filled
     save, saved = gr.Button("Save guidelines", variant="primary"), gr.Markdown()
     versions = table("Versions (click to open in the editor)", "versions")
     rules = table("Rule sets")
@@ -30,7 +30,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
     load, loaded = gr.Button("Load rule set"), gr.Markdown()
 
     def read(task: str, picked: int | None = None) -> list[Any]:
-        """Return the tab's contents with one version in the editor: the picked one, or the newest."""
+        """Return the contents of the tab, with a version in the editor. Default: the newest version."""
         with services.database.read() as session:
             known = guidelines.versions(session, task)
             counted = select(RuleSet.name, func.count().label("versions"), func.max(RuleSet.created_at).label("at"))
@@ -47,7 +47,7 @@ def rules_and_guidelines_tab(tab: gr.Tab, services: Services) -> None:
         return [editor, newest_id, versions_html, show([dict(row) for row in sets], "No rule sets yet.")]
 
     def read_again(task: str, text: str) -> list[Any]:
-        """Return the same when the tab is reopened. Unsaved text stays in the editor."""
+        """Return the contents when the tab is reopened. Unsaved text stays in the editor."""
         with services.database.read() as session:
             known = [each.text for _, each, *_ in guidelines.versions(session, task)]
         is_own = bool(text) and text not in (guidelines.draft(task), *known)

@@ -1,7 +1,6 @@
 """HTML tables of the lead's page. Rows can be selected by mouse or keyboard.
 
-All text comes from prompts, models and people: it is escaped here, and cannot run as a formula when it is copied into a
-spreadsheet.
+Text comes from prompts, models and users. It is escaped, and cannot run as a formula when copied into a spreadsheet.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from gradio.events import Dependency
 from annotation_ui.lead_tabs.common import LAST_COUNTS
 from annotation_ui.reports.row_files import plain_cell
 
-# A click on a row (or Enter on its first cell, which is a button) picks it.
+# Clicking a row, or pressing Enter on the button in its first cell, selects it.
 _CHOOSE = """
 element.addEventListener('click', (event) => {
   const row = event.target.closest('[data-key]');
@@ -28,13 +27,13 @@ element.addEventListener('click', (event) => {
 """
 
 
-_LONG = 30  # characters; a longer text keeps enough room to be read, and the table scrolls
-_TIMES = ("at", "added", "last used")  # columns of times, seconds since 1970
+_LONG = 30  # characters; cells with longer text get a minimum width, and the table scrolls
+_TIMES = ("at", "added", "last used")  # columns with times in seconds since 1970
 _HEADS = {"labelers_per_item": "per item", "complete": "imported", "at": "when", "percent": "%", "slots": "wanted"}
 
 
 def table(label: str, elem_id: str | None = None) -> gr.HTML:
-    """Build a titled table for rows from `show`. `when_picked` needs its id."""
+    """Build a titled table for the output of `show`. `when_picked` needs `elem_id`."""
     html = f'<section class="lead-table"><h2>{escape(label)}</h2>${{value}}</section>'
     return gr.HTML(
         '<p class="loading">Loading…</p>', html_template=html, js_on_load=_CHOOSE, apply_default_css=False, elem_id=elem_id
@@ -44,14 +43,14 @@ def table(label: str, elem_id: str | None = None) -> gr.HTML:
 def when_picked(
     rows: gr.HTML, action: Callable[..., Any], inputs: Sequence[Component], outputs: Any, **options: Any
 ) -> Dependency:
-    """Call `action(*inputs, key)` whenever a row of a table is picked.
+    """Call `action(*inputs, key)` whenever a row of a table is selected.
 
-    The key is read from the page when the request is sent, not when the row is clicked: of rows that are clicked while
-    an answer is awaited, the last is asked for after it. Requests that are sent together may arrive in any order, and
-    an event that Gradio sends later carries the data of the first.
+    JavaScript reads the key when the request is sent, not when the row is clicked. If several rows are clicked while a
+    request is pending, Gradio sends one more request, for the last row. The event data cannot be used because a delayed
+    event carries the data of the first click, and parallel requests could arrive out of order.
     """
     key = gr.Textbox(visible=False)
-    picked = f"document.querySelector('#{rows.elem_id} .picked')?.dataset.key ?? ''"  # none: another list has come
+    picked = f"document.querySelector('#{rows.elem_id} .picked')?.dataset.key ?? ''"  # empty if the list was replaced
 
     def act(*values: Any) -> Any:
         return action(*values) if values[-1] else gr.skip()
@@ -61,13 +60,14 @@ def when_picked(
 
 
 def show(rows: Sequence[dict[str, Any]], empty: str, key: str = "", picked: Any = None) -> str:
-    """Return the rows as HTML.
+    """Return the rows as an HTML table.
 
     Args:
-        rows: dictionaries with the same keys, which head the columns. `percent` is drawn as a bar;
-            `at`, `added` and `last used` are times.
-        key: the column by which a row is chosen; empty if rows cannot be chosen.
-        picked: the key of the row that is chosen now.
+        rows: dictionaries with the same keys. The keys are the column headings. `percent` is drawn as a bar, and `at`,
+            `added` and `last used` are formatted as times.
+        empty: text to show if there are no rows.
+        key: column that identifies a row. If empty, rows cannot be selected.
+        picked: key of the selected row.
     """
     if not rows:
         return f'<p class="empty">{escape(empty)}</p>'
@@ -86,7 +86,7 @@ def _row(row: dict[str, Any], columns: list[str], key: str, picked: Any) -> str:
 
 
 def _cell(column: str, value: Any) -> tuple[str, str]:
-    """Return (attributes of the cell, content)."""
+    """Return the attributes and the content of a cell."""
     if value is None or value == "":
         return "", '<span class="none">–</span>'
     if isinstance(value, bool):

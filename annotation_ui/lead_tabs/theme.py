@@ -1,6 +1,6 @@
-"""Gradio's theme, made of the variables of static/theme.css: the lead's page has the colors of the labelers' page.
+"""Gradio theme that uses the variables of static/theme.css, so that the lead's and labelers' pages have the same colors.
 
-theme.css itself changes its variables for a dark page, so light and dark are the same names here.
+theme.css redefines the variables in dark mode, so both modes use the same variable names here.
 """
 
 import gradio as gr
@@ -50,7 +50,7 @@ _SHAPES = {
 
 
 def lead_theme() -> gr.themes.Base:
-    """The theme of the lead's page."""
+    """Return the theme of the lead's page."""
     values = {name: f"var({color})" for color, names in _COLORS.items() for name in names} | _SHAPES
     for kind, (fill, border, text) in _BUTTON.items():
         for state in ("", "_hover"):

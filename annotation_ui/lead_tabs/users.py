@@ -1,4 +1,4 @@
-"""The Users tab: users and roles, API tokens, and the audit trail."""
+"""Users tab: manage users, roles and API tokens, and show the audit trail."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from annotation_ui.store.tokens import SCOPES, Tokens
 
 
 def users_tab(tab: gr.Tab, services: Services) -> None:
-    """Build the form for new users and the list. A click selects a user for the buttons below."""
+    """Build the form for new users and the list of users. Clicking a user shows the buttons that edit it."""
     with gr.Row():
         name = gr.Textbox(label="Name", max_length=64)
         role = gr.Dropdown(list(USER_ROLES), value="labeler", label="Role")
@@ -69,7 +69,7 @@ class _UserActions:
         return show(rows, "No users.", key="name", picked=picked)
 
     def pick(self, name: str) -> tuple[str, Any, Any]:
-        """Show the buttons for the selected user, and hide the confirmation for an earlier one."""
+        """Show the buttons for the selected user, and hide the confirmation for a previous one."""
         return name, shown_if(name), hide()
 
     def add(self, name: str, role: str) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ _ABOUT = (
 
 
 def token_fields(tab: gr.Tab, services: Services) -> None:
-    """Build the form for new tokens, the list of tokens with a button to revoke one, and the audit trail."""
+    """Build the form for new tokens, the list of tokens with the Revoke button, and the audit trail."""
     tokens = Tokens(services.database)
     gr.Markdown(_ABOUT)
     with gr.Row():

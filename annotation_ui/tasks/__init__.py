@@ -16,7 +16,7 @@ TASKS: dict[str, Task] = {
 
 
 def comparable_tasks() -> tuple[str, ...]:
-    """Return the tasks in which several labelers' answers to an item can be compared."""
+    """Return the names of tasks in which several labelers' answers to an item can be compared."""
     return tuple(name for name, task in TASKS.items() if task.comparable)
 
 

@@ -1,7 +1,7 @@
 """Base class of tasks, from imported rows to exported records.
 
-An answer comes from the browser in the order that was shown; `canonical` turns it into the order of the item. The
-shown order is stored with every judgment, so both are always known.
+The browser sends an answer in the shown order of responses, and `canonical` converts it to the imported order. The shown
+order is stored with every judgment, so an answer can be converted either way.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ class BadInputError(ValueError):
 
 
 class Setting(NamedTuple):
-    """A batch setting of a task: an option of `align annotate import` and a field of the Import tab."""
+    """A batch setting of a task, available as an option of `align annotate import` and as a field of the Import tab."""
 
     name: str
     kind: type[bool] | type[int] | type[str]
@@ -28,10 +28,10 @@ class Value(NamedTuple):
     """A part of an answer whose agreement is measured.
 
     Attributes:
-        scale: the measured quantity, such as a rule; empty if an answer is a single value.
-        level: whether values have an order.
-        unit: the subject of the value, within the item.
-        value: None if the labeler gave none.
+        scale: measured quantity, such as a rule. Empty if an answer is a single value.
+        level: level of measurement. Ordinal values have an order.
+        unit: subject of the value within the item, such as a response.
+        value: value given by the labeler, or None.
     """
 
     scale: str
@@ -44,13 +44,13 @@ class Task(ABC):
     """A labeling task. Stateless.
 
     Attributes:
-        name: the key of `TASKS`; static/tasks/NAME.js is its part of the labelers' page.
-        title: its name on the page.
+        name: key of `TASKS`. static/tasks/NAME.js implements the task on the labelers' page.
+        title: name shown on the page.
         needs_rules: whether a batch needs a rule set.
         comparable: whether several labelers' answers to an item can be compared.
-        settings: of its batches.
-        records: kind of exported record -> how the rows of one answer become records of that kind.
-        answer_filters: features of answers that the lead can filter by, such as a flag -> its name in the list.
+        settings: settings of the task's batches.
+        records: kind of exported record -> function that converts the rows of one answer to records of that kind.
+        answer_filters: feature of an answer, such as a flag -> label of the filter in the lead's list.
     """
 
     name: ClassVar[str]
@@ -66,14 +66,14 @@ class Task(ABC):
         """Return the contents of the items of an imported row.
 
         Raises:
-            BadInputError: if the row does not fit the task.
+            BadInputError: If the row does not fit the task.
         """
 
     def known_answers(self, gold: Json, contents: list[Json]) -> list[Json | None]:
         """Return the known answer of each item of a row, in the imported order, or None.
 
         Raises:
-            BadInputError: if a labeler could not give this answer.
+            BadInputError: If a labeler could not give this answer.
         """
         raise BadInputError(f"gold: not supported by task {self.name}")
 
@@ -87,14 +87,14 @@ class Task(ABC):
 
     @abstractmethod
     def view(self, content: Json, order: list[int], settings: Json, rules: list[Json]) -> Json:
-        """Return the item for the browser: rendered, in the shown order, without model names."""
+        """Return the item as JSON for the browser, rendered in the shown order and without model names."""
 
     @abstractmethod
     def check(self, answer: Json, content: Json, rules: list[Json]) -> Json:
         """Return the answer with known fields only.
 
         Raises:
-            BadInputError: if it is incomplete or not valid.
+            BadInputError: If the answer is incomplete or invalid.
         """
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
@@ -102,7 +102,7 @@ class Task(ABC):
         return answer
 
     def shown(self, answer: Json, order: list[int]) -> Json:
-        """Return the answer in a shown order: the inverse of `canonical`. A known answer may lack fields."""
+        """Return the answer in a shown order (the inverse of `canonical`). A known answer may lack fields."""
         return answer
 
     def draft(self, answer: Json) -> Json:
@@ -118,7 +118,7 @@ class Task(ABC):
         return self.summary(gold, rules)
 
     def gold_agreement(self, answer: Json, gold: Json) -> float | None:
-        """Return the share of the known answer that the canonical answer matches, or None if nothing can be compared."""
+        """Return the fraction of the known answer matched by the canonical answer, or None if nothing can be compared."""
         return None
 
     @abstractmethod
@@ -126,7 +126,14 @@ class Task(ABC):
         """Return the rows (docs/data.md) of a canonical answer, without labeler and id."""
 
     def records_of(self, record: str, content: Json, answer: Json, rules: Sequence[Json] = ()) -> Iterable[Json]:
-        """Return a canonical answer as records of a kind (a key of `records`). `rules` are those that the labeler saw."""
+        """Return a canonical answer as records of a kind.
+
+        Args:
+            record: key of `records`.
+            content: content of the item.
+            answer: canonical answer.
+            rules: rules shown to the labeler.
+        """
         return self.records[record](self.rows(content, answer))
 
     def combine(self, answers: list[Json]) -> Json | None:
@@ -142,15 +149,15 @@ class Task(ABC):
         return ()
 
     def questions(self, answer: Json) -> dict[Any, str]:
-        """Return a canonical answer as questions with one true answer each, to estimate reliability."""
+        """Map questions to the labeler's answers. Each question has one true answer, from which reliability is estimated."""
         return {}
 
     def written(self, answer: Json) -> Sequence[str]:
-        """Return the texts in an answer that a model can learn to write."""
+        """Return the parts of an answer that the labeler wrote and a model can be trained on."""
         return ()
 
     def marks(self, answer: Json) -> set[str]:
-        """Return features of an answer for the lead's list of judgments, such as flags."""
+        """Return features of an answer, such as flags, for the lead's list of judgments."""
         return set()
 
 

@@ -1,4 +1,4 @@
-"""Compare: two responses without model names. The answer is A, B, a tie, or both bad. Win rates are computed from it."""
+"""Compare: choose A, B, a tie or both bad for two responses without model names. The choices give win rates."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -62,7 +62,7 @@ class Compare(Task):
         return float(answer["choice"] == gold["choice"]) if "choice" in gold else None
 
     def combine(self, answers: list[Json]) -> Json:
-        """Return the most frequent choice, or a tie if two are equally frequent."""
+        """Return the most frequent choice, or a tie if two choices are equally frequent."""
         return {"choice": majority([answer["choice"] for answer in answers], tie="tie"), **joined_comments(answers)}
 
     def similarity(self, one: Json, two: Json) -> float:

@@ -8,7 +8,7 @@ from annotation_ui.tasks.fields import excerpt, prompt_field, prompt_view, text_
 
 
 class Demonstrate(Task):
-    """A response written by the labeler."""
+    """Collects responses written by labelers."""
 
     name = "demonstrate"
     title = "Write responses"

@@ -24,7 +24,7 @@ def correction_pairs(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 class Edit(Task):
-    """A model's answer, which the labeler corrects or accepts."""
+    """Collects corrections of a model's answers, and answers accepted unchanged."""
 
     name = "edit"
     title = "Correct answers"

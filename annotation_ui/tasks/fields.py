@@ -9,8 +9,8 @@ from align.data.records import Prompt, Record
 from annotation_ui.rendering.markdown import as_messages, messages_html
 from annotation_ui.tasks.base import BadInputError, Json, require
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone; UTF-8 cannot
-MAX_TEXT = 200_000  # characters in one text of an item or an answer
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain a lone surrogate; UTF-8 cannot
+MAX_TEXT = 200_000  # characters in one text field of an item or an answer
 MAX_COMMENT = 2000
 
 
@@ -31,7 +31,7 @@ def unix_lines(text: str) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8."""
+    """Return whether `text` can be encoded as UTF-8."""
     return text.isascii() or not _SURROGATE.search(text)
 
 
@@ -48,7 +48,7 @@ def prompt_field(row: Json) -> Any:
 
 
 def model_names(row: Json, count: int) -> list[Any]:
-    """Return the author of each of `count` responses from the row's `model`, a name or a list, or None."""
+    """Return the model of each of `count` responses. A row's `model` is one name for all, a list, or None."""
     model = row.get("model")
     models = model if isinstance(model, list) else [model] * count
     require(len(models) == count, f"model: must name {count} models")
@@ -56,10 +56,11 @@ def model_names(row: Json, count: int) -> list[Any]:
 
 
 def response_fields(row: Json) -> list[Json]:
-    """The `prompt`, `response` and `model` of each of a row's `responses`, or of its one `response`.
+    """Return `prompt`, `response` and, if known, `model` for each response of a row.
 
-    A conversation that ends with an assistant turn, as `prompt` or `messages`, is a prompt and one response: its last turn.
-    The author of a response (`model`: one name, or one for each) is stored and exported, and not shown to labelers.
+    The row has `responses` or one `response`. If it has neither, and its `prompt` or `messages` is a conversation that ends
+    with an assistant turn, that turn is the response. `model` is one name, or one per response. It is stored and exported
+    but not shown to labelers.
     """
     row = _split_conversation(row)
     prompt = prompt_field(row)
@@ -74,7 +75,7 @@ def response_fields(row: Json) -> list[Json]:
 
 
 def _split_conversation(row: Json) -> Json:
-    """Return the row with its last turn as `response`, if it has no response and ends with an assistant turn."""
+    """Move a final assistant turn to `response`, if the row has no response of its own."""
     if "response" in row or "responses" in row:
         return row
     field = "messages" if "prompt" not in row and "messages" in row else "prompt"

@@ -1,4 +1,4 @@
-"""Judge rules: a verdict on a response for each rule of a set: violates, unsure or follows."""
+"""Judge rules: give a verdict (violates, unsure or follows) on a response for each rule of a set."""
 
 import re
 from collections import Counter
@@ -27,10 +27,11 @@ def verdict_row(prompt: Any, response: str, rule: str, judged: Json) -> Json:
 
 
 def verdict_attributes(rows: Sequence[Json], rules: Sequence[Json] = ()) -> Iterable[Json]:
-    """The attributes that one judgment gives its response, as one row; no row if all verdicts are unsure.
+    """Convert one judgment's verdicts to an attribute row, or to no row if all verdicts are unsure.
 
-    The attribute of a rule has the rule's name. It is 1 for the rule's positive verdict, 0 for the opposite, and absent for
-    `unsure`. An attribute that rules name in `any` is 1 if one of them is 1, 0 if all of them are 0, and otherwise absent.
+    Each rule gives an attribute named after its id: 1 for the rule's positive verdict, 0 for the opposite one, and absent
+    for `unsure`. Rules with the same `any` also give an attribute of that name: 1 if an attribute of these rules is 1, 0 if
+    all are 0, and absent otherwise.
     """
     verdicts = {row["rule"]: row["verdict"] for row in rows if row["verdict"] != "unsure"}
     by_id = {rule["id"]: rule for rule in rules}
@@ -43,13 +44,13 @@ def verdict_attributes(rows: Sequence[Json], rules: Sequence[Json] = ()) -> Iter
 
 
 def positive_verdict(rule: Json) -> str:
-    """Return the verdict for which a rule's attribute is 1. Default: the one labeled "Yes", else `follows`."""
+    """Return the verdict for which a rule's attribute is 1. Default: the verdict labeled "Yes", or else `follows`."""
     labels = {name.casefold(): verdict for verdict, name in rule.get("answers", ())}
     return str(rule.get("positive") or labels.get("yes", "follows"))
 
 
 def records_of_verdicts(task: Task, record: str, content: Json, answer: Json, rules: Sequence[Json]) -> Iterable[Json]:
-    """Return the records of a task whose rows are verdicts. Attributes depend on the rules."""
+    """Return the records of an answer to a task whose rows are verdicts. Attributes depend on the rules."""
     rows = task.rows(content, answer)
     return verdict_attributes(rows, rules) if record == "attributes" else task.records[record](rows)
 
@@ -59,7 +60,7 @@ _ADDRESS = re.compile(r"https?://[^\s<>()\[\]\"']+")
 
 
 class JudgeRules(Task):
-    """Judges a response by each rule. A violated gate hides the remaining rules."""
+    """Collects a verdict on a response for each rule. A violated gate hides the remaining rules."""
 
     name = "rules"
     title = "Judge rules"
@@ -154,7 +155,7 @@ class JudgeRules(Task):
         return {"verdicts": verdicts}
 
     def similarity(self, one: Json, two: Json) -> float:
-        """Return the share of rules with the same verdict. A rule that only one labeler judged counts as different."""
+        """Return the fraction of rules with the same verdict. A rule judged by only one labeler counts as different."""
         first, second = self.questions(one), self.questions(two)
         return fmean(first.get(rule) == second.get(rule) for rule in first | second)
 
@@ -165,7 +166,7 @@ class JudgeRules(Task):
         return {rule: judged["verdict"] for rule, judged in answer["verdicts"].items()}
 
     def marks(self, answer: Json) -> set[str]:
-        """Return the rules with other verdicts than `follows`."""
+        """Return "rule: verdict" for each verdict other than `follows`."""
         return {f"{rule}: {given['verdict']}" for rule, given in answer["verdicts"].items() if given["verdict"] != "follows"}
 
 
@@ -184,7 +185,7 @@ def rule_view(rule: Json, response: str) -> Json:
 
 
 def asked_rules(ids: list[str], verdicts: Json, rules: list[Json]) -> list[str]:
-    """Return the rules that need a verdict: only the gates, if one of them is violated."""
+    """Return the rules that need a verdict. If a gate is violated, only the gates do."""
     gates = [rule["id"] for rule in rules if rule.get("gate") and rule["id"] in ids]
     closed = any(isinstance(verdicts.get(gate), dict) and verdicts[gate].get("verdict") == "violates" for gate in gates)
     return gates if closed else ids

@@ -1,7 +1,6 @@
 """Probe: try to make a model break a rule, and judge its last reply (Sparrow's adversarial probing).
 
-The server stores the conversation as it happens (see `probing`), never the browser: the judged reply is really the
-model's.
+The server records the conversation (see `probing`), so a browser cannot change the reply that is judged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ MAX_NEW_TOKENS, MOST_NEW_TOKENS = 256, 8192
 
 
 class Probe(Task):
-    """A conversation with a model and a verdict on its last reply."""
+    """Collects conversations with a model, and a verdict on its last reply."""
 
     name = "probe"
     title = "Probe a model"
@@ -34,7 +33,7 @@ class Probe(Task):
     records: ClassVar = {"rule_judgments": list, "attributes": verdict_attributes}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """Return one item per rule. `prompt` is an optional beginning of the conversation."""
+        """Return one item per rule. A row's `prompt`, if present, begins the conversation."""
         limit = settings.get("max_new_tokens", MAX_NEW_TOKENS)
         require(type(limit) is int and 1 <= limit <= MOST_NEW_TOKENS, f"max_new_tokens: must be 1 to {MOST_NEW_TOKENS}")
         opening = check_messages(row.get("prompt", []), "prompt")
@@ -61,7 +60,7 @@ class Probe(Task):
         return {"messages": messages, "model": last.get("model", ""), **cut, **check_verdict(answer)}
 
     def draft(self, answer: Json) -> Json:
-        return {"verdict": answer["verdict"], "note": answer["note"]}  # the server holds the conversation
+        return {"verdict": answer["verdict"], "note": answer["note"]}  # the server stores the conversation
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
         return f"{answer['verdict']}: {excerpt(answer['messages'][-1]['content'])}"

@@ -1,4 +1,4 @@
-"""Rank: order K responses, with ties, and optionally rate and flag each."""
+"""Rank: order K responses, allowing ties, and optionally rate and flag each response."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,16 +20,16 @@ from annotation_ui.tasks.rankings import (
 )
 
 MAX_RATING = RATINGS[1]
-PER_RESPONSE = ("ranks", "ratings", "flags")  # the fields of an answer with a value for each response
+PER_RESPONSE = ("ranks", "ratings", "flags")  # answer fields with one value per response
 
 
 def without_better(rows: Sequence[Json]) -> list[Json]:
-    """Return rankings without better responses that labelers wrote."""
+    """Return rankings without the labelers' own responses (`better`)."""
     return [{field: value for field, value in row.items() if field != "better"} for row in rows]
 
 
 def pairs_with_better(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield the pairs of rankings. A better response that a labeler wrote is preferred to all responses."""
+    """Yield the pairs of rankings. A response written by the labeler (`better`) is preferred to all responses."""
     yield from ranking_pairs(rows)
     for row in rows:
         for better in row.get("better", ()):
@@ -37,7 +37,7 @@ def pairs_with_better(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 def better_demonstrations(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield the better responses that labelers wrote."""
+    """Yield the labelers' own responses (`better`) as demonstrations."""
     for row in rows:
         yield from ({"prompt": row["prompt"], "completion": better} for better in row.get("better", ()))
 
@@ -97,7 +97,7 @@ class Rank(Task):
         return {**checked, **written, **comment_field(answer)}
 
     def canonical(self, answer: Json, order: list[int]) -> Json:
-        places = [order.index(index) for index in range(len(order))]  # where each response of the item was shown
+        places = [order.index(index) for index in range(len(order))]  # item index -> shown index
         return self.shown(answer, places)
 
     def shown(self, answer: Json, order: list[int]) -> Json:
@@ -122,7 +122,7 @@ class Rank(Task):
     def rows(self, content: Json, answer: Json) -> list[Json]:
         more = {}
         rated = [rating is not None for rating in answer["ratings"]]
-        if any(rated):  # training takes ratings of all responses or of none
+        if any(rated):  # training reads `ratings` only if every response has one
             more["ratings" if all(rated) else "some_rated"] = answer["ratings"]
         if any(answer["flags"]):
             more["flags"] = answer["flags"]
@@ -134,7 +134,10 @@ class Rank(Task):
         return pairwise_agreement(answer["ranks"], gold["ranks"]) if "ranks" in gold else None
 
     def combine(self, answers: list[Json]) -> Json:
-        """Order by mean fractional rank, with ties for equal means. Ratings are rounded means. A flag needs a majority."""
+        """Order responses by mean fractional rank. Equal means tie.
+
+        Ratings are rounded means. A flag is kept if a majority of labelers set it.
+        """
         size = len(answers[0]["ranks"])
         places_given = [_doubled_places(answer["ranks"]) for answer in answers]
         totals = [sum(given[i] for given in places_given) for i in range(size)]
@@ -152,7 +155,7 @@ class Rank(Task):
         return pairwise_agreement(one["ranks"], two["ranks"])
 
     def values(self, answer: Json) -> Iterable[Value]:
-        """Yield the rank and the rating of each response. A response is a unit."""
+        """Yield the rank and the rating of each response. Each response is a unit."""
         for scale in ("ranks", "ratings"):
             yield from (Value(scale, "ordinal", index, value) for index, value in enumerate(answer[scale]))
 
@@ -164,9 +167,10 @@ class Rank(Task):
 
 
 def _doubled_places(ranks: list[int]) -> list[int]:
-    """Twice the fractional rank of each response: tied ones share the mean of their places. Whole numbers compare exactly.
+    """Return twice the fractional rank of each response.
 
-    Places without gaps would count an answer the less, the more it ties.
+    Tied responses share the mean of the positions that they occupy. Doubling keeps the sums integers, which compare exactly.
+    Dense ranks would give answers with many ties less weight.
     """
     return [2 * sum(other < rank for other in ranks) + ranks.count(rank) + 1 for rank in ranks]
 

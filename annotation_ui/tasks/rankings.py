@@ -12,10 +12,10 @@ BETTER, TIE, WORSE = "better", "tie", "worse"
 
 
 def ranking_fields(row: Json, fewest: int, most: int) -> Json:
-    """Return `prompt`, `responses` and `model` of a row for comparison.
+    """Return the fields of an item with `fewest` to `most` distinct responses.
 
-    Equal responses are shown once; all empty ones count as the same. `also_by` then lists, for each shown response, the
-    other models that wrote it. A single name as `model` is that of all.
+    Equal responses are merged. Responses that are empty or only whitespace are equal. `also_by` then lists the other models
+    of each merged response. A single name as `model` applies to all responses.
     """
     require(isinstance(row.get("responses"), list), "responses: must be a list of texts")
     responses = row["responses"]
@@ -49,7 +49,7 @@ def ranking_fields(row: Json, fewest: int, most: int) -> Json:
 
 
 def ranking_row(content: Json, ranks: Sequence[int], answer: Json, **more: Any) -> Json:
-    """Return a ranking as a row (docs/data.md), with comment and model names, if given."""
+    """Return a ranking as a row (docs/data.md), with the comment, model names and finish reasons if present."""
     row = {"prompt": content["prompt"], "responses": content["responses"], "ranks": ranks, **more, **comment_field(answer)}
     return row | {field: content[field] for field in ("model", "also_by", "finish_reason") if content.get(field)}
 
@@ -59,7 +59,7 @@ def ranking_pairs(rows: Sequence[Json]) -> Iterator[Json]:
     for row in rows:
         for i, j in combinations(range(len(row["ranks"])), 2):
             if row["ranks"][i] == row["ranks"][j]:
-                continue  # a tie prefers neither
+                continue  # a tie gives no preference
             better, worse = (i, j) if row["ranks"][i] < row["ranks"][j] else (j, i)
             pair = {"prompt": row["prompt"], "chosen": row["responses"][better], "rejected": row["responses"][worse]}
             reasons = row.get("finish_reason")
@@ -79,9 +79,9 @@ def ranking_attributes(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 def preferences_of(ranks: Sequence[int]) -> dict[tuple[int, int], str]:
-    """Map each ordered pair (i, j) to whether response i is better than j, worse or tied.
+    """Map each ordered pair (i, j) to BETTER, WORSE or TIE, the preference for response i over j.
 
-    The order of an item's responses therefore does not influence the estimates.
+    Both (i, j) and (j, i) are included so that the order of responses does not affect the reliability estimates.
     """
     return {
         (i, j): TIE if ranks[i] == ranks[j] else BETTER if ranks[i] < ranks[j] else WORSE
@@ -90,12 +90,12 @@ def preferences_of(ranks: Sequence[int]) -> dict[tuple[int, int], str]:
 
 
 def pairwise_agreement(ranks: Sequence[int], others: Sequence[int]) -> float:
-    """Return the share of pairs of responses that two rankings order alike, including ties."""
+    """Return the fraction of response pairs that two rankings order the same way, including ties."""
     first, second = preferences_of(ranks), preferences_of(others)
     return sum(first[pair] == second[pair] for pair in first) / len(first)
 
 
 def joined_comments(answers: Sequence[Json]) -> Json:
-    """Return the labelers' comments as one `comment` field, if there are any."""
+    """Join the labelers' comments into one `comment` field. Without comments, return no field."""
     comments = [answer["comment"] for answer in answers if answer.get("comment")]
     return {"comment": "; ".join(comments)} if comments else {}

@@ -1,4 +1,4 @@
-"""Mark errors: select parts of a response and give each a type. Offsets count code points of the response."""
+"""Mark errors: select spans of a response and assign each span a type. Offsets count Unicode code points."""
 
 import re
 from collections import Counter
@@ -12,13 +12,16 @@ from annotation_ui.tasks.base import BadInputError, Json, Setting, Task, Value, 
 from annotation_ui.tasks.fields import prompt_view, response_fields, text_field
 
 DEFAULT_TYPES = "incorrect, unverifiable, irrelevant, redundant, incoherent"
-MOST_TYPES = 9  # each has a key
+MOST_TYPES = 9  # each type has a number key
 MAX_SPANS = 500
-_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # the name of an attribute, too
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # also used as an attribute name
 
 
 def segment_attributes(rows: Sequence[Json]) -> Iterator[Json]:
-    """Yield an attribute judgment of the response up to each sentence: 1 if the sentence has an error of the type."""
+    """Yield a row for the response up to the end of each sentence.
+
+    The attribute of an error type is 1 if the last sentence contains an error of this type, and 0 otherwise.
+    """
     for row in rows:
         start = 0
         for end in segment_ends(row["response"]):
@@ -29,7 +32,7 @@ def segment_attributes(rows: Sequence[Json]) -> Iterator[Json]:
 
 
 class Spans(Task):
-    """Marks errors of a response as typed spans, which may overlap."""
+    """Collects errors in a response as typed spans. Spans may overlap."""
 
     name = "spans"
     title = "Mark errors"
@@ -40,7 +43,7 @@ class Spans(Task):
     records: ClassVar = {"spans": list, "attributes": segment_attributes}
 
     def contents(self, row: Json, settings: Json, rules: list[Json]) -> list[Json]:
-        """Return one item per response. `spans` of the row are premarked."""
+        """Return one item per response. The row's `spans` are marked in advance."""
         types = error_types(settings.get("error_types") or DEFAULT_TYPES)
         contents = [{**fields, "types": types} for fields in response_fields(row)]
         if row.get("spans") is None:
@@ -67,7 +70,7 @@ class Spans(Task):
         return {"spans": answer["spans"], "none": not answer["spans"]}
 
     def summary(self, answer: Json, rules: Sequence[Json] = ()) -> str:
-        """Return the count of each type, or the positions if there are few."""
+        """Return the type and position of up to three spans, or else the count of each type."""
         counts = Counter(span["type"] for span in answer["spans"])
         places = ", ".join(f"{span['type']} {span['start']}–{span['end']}" for span in answer["spans"])
         if not counts:
@@ -82,7 +85,7 @@ class Spans(Task):
         return [{**row, "types": content["types"], "spans": answer["spans"]}]
 
     def combine(self, answers: list[Json]) -> Json:
-        """Return the spans that a majority of labelers marked with a type, without notes."""
+        """Return the spans that a majority of labelers marked with the same type, without notes."""
         counts: Counter[tuple[str, int]] = Counter()
         for answer in answers:
             counts.update(marked_characters(answer))
@@ -94,7 +97,7 @@ class Spans(Task):
         return {"spans": sorted(spans, key=lambda span: (span["start"], span["end"], span["type"]))}
 
     def similarity(self, one: Json, two: Json) -> float:
-        """Return the F1 score of marked characters with their types, or 1 if neither labeler marked any."""
+        """Return the F1 score of (type, character) pairs, or 1 if neither labeler marked any character."""
         first, second = marked_characters(one), marked_characters(two)
         return 2 * len(first & second) / (len(first) + len(second)) if first or second else 1.0
 
@@ -143,7 +146,7 @@ def check_spans(spans: Any, content: Json) -> list[Json]:
 def marked_characters(answer: Json) -> set[tuple[str, int]]:
     """Return (type, offset) of every marked character."""
     marked: set[tuple[str, int]] = set()
-    reached: dict[str, int] = {}  # by type; overlapping spans add each character once, or the time has no bound
+    reached: dict[str, int] = {}  # by type; visits each character once, even if many spans overlap
     for span in sorted(answer["spans"], key=lambda span: span["start"]):
         name, done = span["type"], reached.get(span["type"], 0)
         marked.update((name, place) for place in range(max(span["start"], done), span["end"]))
@@ -152,7 +155,7 @@ def marked_characters(answer: Json) -> set[tuple[str, int]]:
 
 
 def _stretches(name: str, places: list[int]) -> Iterator[Json]:
-    """Yield consecutive offsets as spans."""
+    """Merge consecutive offsets into spans."""
     for _, group in groupby(enumerate(places), key=lambda pair: pair[1] - pair[0]):
         run = [place for _, place in group]
         yield {"start": run[0], "end": run[-1] + 1, "type": name}
