@@ -1,9 +1,9 @@
-"""The web application: the guard, the labelers' routes, the plain pages and the two Gradio pages."""
+"""Web application: the guard, the labelers' routes, the plain pages and the two Gradio pages."""
 
 import os
 from typing import NoReturn, cast
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # must be set before Gradio is imported, or it calls its server
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import; prevents requests to Gradio's server
 
 import gradio as gr
 from fastapi import FastAPI, Request
@@ -40,7 +40,7 @@ _START = "import('{root}/ui/workbench.js').then((workbench) => workbench.start(e
 
 
 def create_app(services: Services) -> FastAPI:
-    """Build the application. Its database must have the newest schema."""
+    """Build the application. The database must have the newest schema."""
     with services.database.write() as session:
         rule_sets.store_shipped(session)
     app = FastAPI(title="Labeling", docs_url=None, redoc_url=None, openapi_url=None)
@@ -68,7 +68,7 @@ def lead_page(services: Services) -> gr.Blocks:
     """Build the page at /lead. Tables are refreshed each time they are shown."""
     with gr.Blocks(title="Lead · Labeling", analytics_enabled=False) as page:
         gr.HTML(_TOP.format(root=services.settings.root_path), elem_id="top")
-        with gr.Tabs(overflow_behavior="wrap"):  # all of them in sight, on a phone, too
+        with gr.Tabs(overflow_behavior="wrap"):  # keeps all tabs visible, also on a phone
             with gr.Tab("Overview"):
                 overview_tab(page, services)
             with gr.Tab("Labelers") as tab:
@@ -95,10 +95,10 @@ def lead_page(services: Services) -> gr.Blocks:
 
 
 def labeler_page(root: str = "") -> gr.Blocks:
-    """Build the page at /: one component, the workbench of static/workbench.js, without events or inputs.
+    """Build the page at /. Its only component is the workbench of static/workbench.js.
 
-    Gradio's API then offers nothing to call. The workbench keeps no state in Gradio: it reads the open item from /api and
-    saves every change there.
+    The page has no events or inputs, so Gradio's API offers nothing to call. The workbench keeps no state in Gradio. It
+    reads the open item from /api and saves every change there.
     """
     with gr.Blocks(title="Labeling", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(
@@ -111,9 +111,9 @@ def labeler_page(root: str = "") -> gr.Blocks:
 
 
 def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, root: str = "") -> None:
-    """Mount a Gradio page. The guard controls access, and no request can make the page open a file.
+    """Mount a Gradio page that cannot open files. The guard controls access.
 
-    `root` is the path of a proxy, which precedes `path` in addresses.
+    `root` is the root path of a proxy, which precedes `path` in addresses.
     """
     _forbid_files(page)
     gr.mount_gradio_app(
@@ -131,15 +131,15 @@ def mount(app: FastAPI, page: gr.Blocks, path: str, head: str, root: str = "") -
         pwa=False,
         theme=lead_theme(),
     )
-    # Gradio looks a thousand times a second whether an event waits, which costs an idle server a tenth of a core a page.
+    # By default, Gradio polls for events a thousand times a second, which takes 10 % of a core per page on an idle server.
     page._queue.sleep_when_free = SECONDS_BETWEEN_LOOKS
 
 
 def _forbid_files(page: gr.Blocks) -> None:
-    """Prevent events from reading files or fetching addresses that a request names.
+    """Prevent events from reading files or fetching addresses named in a request.
 
-    Gradio copies the file of every {"path": ..., "meta": {"_type": "gradio.FileData"}}, whatever field it comes in. A
-    mounted page never becomes `has_launched`, without which Gradio does not even check whether the path is allowed.
+    Gradio copies the file named by any {"path": ..., "meta": {"_type": "gradio.FileData"}} in a request. It checks whether
+    the path is allowed only if `has_launched` is set, which mounting a page does not do.
     """
     page.has_launched = True
     for block in page.blocks.values():

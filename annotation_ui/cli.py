@@ -39,7 +39,7 @@ from annotation_ui.tasks import TASKS, task_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command (default: serve). A user error is one line on stderr, and the exit code is 2."""
+    """Run a command (default: serve). Print a user error as one line on stderr and return exit code 2."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         options = _parser().parse_args(arguments)
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_server_options(parser: argparse.ArgumentParser, only_if_given: bool = False) -> None:
-    """Add the server options. With `only_if_given`, a missing option keeps its value from before the command."""
+    """Add the server options. With `only_if_given`, an absent option keeps the value given before the command."""
 
     def add(option: str, default: Any, text: str | None = None, **more: Any) -> None:
         parser.add_argument(option, default=argparse.SUPPRESS if only_if_given else default, help=text, **more)
@@ -137,7 +137,7 @@ def _add_export_command(commands: Any) -> None:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Check the address before anything is created or printed."""
+    """Raise UserError if the server cannot listen on the address. Called before anything is created or printed."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except (OSError, OverflowError) as error:
@@ -151,7 +151,7 @@ def _serve(options: argparse.Namespace) -> None:
 
     _check_address(options.host, options.port)
     proxy = proxy_sign_in(options.proxy_user_header, options.proxy_address)
-    os.umask(0o077)  # uploads and exports, too, are for the owner alone
+    os.umask(0o077)  # makes new files, including uploads and exports, private
     open_database(options).close()
     make_folder(options.data_dir)
     settings = Settings(
@@ -168,14 +168,14 @@ def _serve(options: argparse.Namespace) -> None:
     if password is not None:
         print(f"First start: sign in as  lead  with the password  {password}  (shown only now)", flush=True)
     print(f"Labeling app: http://{options.host}:{options.port}{settings.root_path}", flush=True)
-    threading.Thread(target=read_facts, args=(services.database,), daemon=True).start()  # before a lead opens the page
+    threading.Thread(target=read_facts, args=(services.database,), daemon=True).start()  # so that the lead's page opens fast
     uvicorn.run(
         Peer(create_app(services), options.https),
         host=options.host,
         port=options.port,
         log_level="warning",
         server_header=False,
-        proxy_headers=False,  # `Peer` reads them
+        proxy_headers=False,  # handled by `Peer`
     )
 
 
@@ -207,7 +207,7 @@ def _restore(options: argparse.Namespace) -> None:
 
 
 def _file_to_copy(options: argparse.Namespace, program: str) -> Path:
-    """Return the file of the SQLite database. `program` is the equivalent for PostgreSQL."""
+    """Return the file of the SQLite database. For PostgreSQL, raise UserError that recommends `program`."""
     file = sqlite_file(options)
     if file is None:
         raise UserError(f"only SQLite databases are supported; use {program} for PostgreSQL")

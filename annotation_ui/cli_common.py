@@ -1,4 +1,4 @@
-"""Shared parts of the commands of `align annotate`: parser, database, tables, times."""
+"""Helpers shared by the commands of `align annotate`: parser, database, tables, times."""
 
 import argparse
 import re
@@ -14,7 +14,7 @@ from annotation_ui.tasks import Json
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser with one-line errors, without usage. `--data_dir` is the same as `--data-dir`."""
+    """Parser with one-line errors, without usage. It accepts `--data_dir` for `--data-dir`."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         words = sys.argv[1:] if args is None else args
@@ -29,7 +29,7 @@ def _dashed(option: re.Match[str]) -> str:
 
 
 def add_command(commands: Any, name: str, run: Callable[..., None], text: str, *arguments: str) -> argparse.ArgumentParser:
-    """Add a command with text arguments; `run(options)` executes it."""
+    """Add a command with string arguments. `run(options)` executes it."""
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     for argument in arguments:
         command.add_argument(argument)
@@ -46,10 +46,10 @@ def make_folder(folder: Path) -> None:
 
 
 def open_database(options: argparse.Namespace, must_exist: bool = False) -> Database:
-    """Open the database of the command line with the newest schema. Print a line if it is new.
+    """Open the database named on the command line and upgrade its schema. Print a line if it is new.
 
     Raises:
-        UserError: if it cannot be opened, or the command needs stored data and there is no database.
+        UserError: If the database cannot be opened, or `must_exist` is set and there is no database.
     """
     file = sqlite_file(options)
     is_new = file is not None and not file.exists()
@@ -65,12 +65,12 @@ def open_database(options: argparse.Namespace, must_exist: bool = False) -> Data
 
 
 def database_url(options: argparse.Namespace) -> str:
-    """Return the URL of the database that the command line names."""
+    """Return the URL of the database named on the command line."""
     return options.database or sqlite_url(options.data_dir)
 
 
 def sqlite_file(options: argparse.Namespace) -> Path | None:
-    """Return the file of a SQLite database, else None."""
+    """Return the file of a SQLite database, or None for PostgreSQL."""
     kind, _, path = database_url(options).partition(":///")
     return Path(path).absolute() if kind == "sqlite" and path else None
 
@@ -90,7 +90,7 @@ def _cell(column: str, value: Any) -> Any:
 
 
 def parse_time(text: str) -> float:
-    """Parse a time such as 2026-01-31T12:00, in seconds since 1970."""
+    """Parse a time such as 2026-01-31T12:00 into seconds since 1970."""
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

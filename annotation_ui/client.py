@@ -1,6 +1,6 @@
-"""Python client of the labeling app, for programs on other machines. It needs no extra.
+"""Python client of the labeling app, for programs on other machines. It requires no optional dependencies.
 
-A token comes from `align annotate token create` or from the lead's *Users* tab:
+Create a token with `align annotate token create` or on the lead's *Users* tab:
 
     client = Client("https://labels.example.org", token)
     client.import_rows("week-1", "rank", rows, labelers_per_item=2)
@@ -29,25 +29,25 @@ _CHUNK = 2**16
 
 
 class Client:
-    """Imports batches, waits for them, exports and follows judgments of a server.
+    """Client of a labeling server: imports batches, waits for them, exports judgments and follows new ones.
 
-    A request without an answer, or one that the server refuses because of its load, is repeated. An import is repeated only
-    if it cannot have reached the server.
+    Requests are retried if the server does not respond or rejects them because of load. An import is retried only if it
+    cannot have reached the server.
 
     Args:
         url: address of the server, such as https://labels.example.org.
-        token: by default, the environment variable ALIGN_ANNOTATION_TOKEN.
+        token: API token. Default: the environment variable ALIGN_ANNOTATION_TOKEN.
         timeout: seconds to wait for a response.
 
     Raises:
-        UserError: if the address is not valid or there is no token. Every method raises it with the server's line if a
-            request is refused or fails.
+        UserError: If the address is invalid or there is no token. Every method raises UserError with the server's error line
+            if a request is rejected or fails.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0) -> None:
         try:
             address = urllib3.util.parse_url(url)
-        except urllib3.exceptions.LocationParseError:  # a bracket that no IPv6 address closes; a port that is no number
+        except urllib3.exceptions.LocationParseError:  # such as an unclosed bracket, or a port that is not a number
             address = urllib3.util.Url()
         if address.scheme not in ("http", "https") or not address.host:
             raise UserError(f"{url}: must be a server address such as https://HOST")
@@ -62,8 +62,8 @@ class Client:
     def batches(self) -> list[Json]:
         """Return the progress of every batch.
 
-        Each has `batch`, `task`, `open`, `complete`, `items`, `done`, `slots`, `stuck` and others.
-        A batch that is not `complete` is still being imported, or its import was killed.
+        Each row has `batch`, `task`, `open`, `complete`, `items`, `done`, `slots`, `stuck` and others. A batch that is not
+        `complete` is still being imported, or its import was killed.
         """
         rows: list[Json] = self._json("GET", "batches")
         return rows
@@ -97,14 +97,14 @@ class Client:
         """Import a batch, all or nothing, and return its number of items.
 
         Args:
-            name: of the new batch.
+            name: name of the new batch.
             task: rank, rules, demonstrate, probe, compare or another task of the server.
-            rows: as in a file of `align annotate import`.
-            labelers_per_item: labelers for each item.
-            priority: batches with a higher one are given out first.
-            rules: name of a rule set on the server, for the tasks that need one.
-            labelers: names of those who get the batch; empty means all.
-            settings: of the task, and `attention_every`.
+            rows: rows as in a file for `align annotate import`.
+            labelers_per_item: number of labelers per item.
+            priority: batches with a higher priority come first.
+            rules: name of a rule set on the server, if the task needs one.
+            labelers: names of the assigned labelers. Default: all labelers.
+            settings: settings of the task, and `attention_every`.
         """
         query: list[tuple[str, Any]] = [("name", name), ("task", task), ("priority", priority)]
         query.append(("labelers_per_item", labelers_per_item))
@@ -112,7 +112,7 @@ class Client:
         query += [("labeler", labeler) for labeler in labelers]
         query += [("settings", json.dumps(dict(settings or {})))]
         lines = (json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
-        body = "".join(lines).encode("utf-8", "surrogatepass")  # the server names the row that is not Unicode
+        body = "".join(lines).encode("utf-8", "surrogatepass")  # the server reports the row with invalid Unicode
         retries = urllib3.Retry(
             RETRIES, read=0, other=0, redirect=False, allowed_methods=None, status_forcelist=[429], backoff_factor=1
         )
@@ -130,19 +130,19 @@ class Client:
         preferences: bool = False,
         times: bool = False,
     ) -> Json:
-        """Write an export to a file and its manifest next to it, and return the manifest.
+        """Write an export to a file, and its manifest next to it. Return the manifest.
 
-        The file replaces an earlier one only once its SHA-256 is that of the manifest.
+        An existing file is replaced only after the SHA-256 of the new file has been verified against the manifest.
 
         Args:
-            record: rankings, pairs, attributes, rule_judgments, demonstrations, skips or another of the server.
-            path: ends in .jsonl, .parquet or .csv.
-            batches: names of batches; empty means all.
-            aggregated: one row per item instead of one per labeler.
-            since: only judgments from this time on (seconds since 1970).
-            include_gold: also attention and training items.
-            preferences: with aggregated rankings, the probability of each order of two responses.
-            times: when each judgment was made, and its active seconds.
+            record: rankings, pairs, attributes, rule_judgments, demonstrations, skips or another kind of the server.
+            path: path of the file, ending in .jsonl, .parquet or .csv.
+            batches: names of batches. Default: all batches.
+            aggregated: whether to write one row per item instead of one per labeler.
+            since: earliest time of judgments, in seconds since 1970.
+            include_gold: whether to include attention and training items.
+            preferences: whether to add, to aggregated rankings, the probability of each preference between two responses.
+            times: whether to add the time and the active seconds of each judgment.
         """
         path = Path(path)
         wanted = {
@@ -180,16 +180,16 @@ class Client:
     ) -> Iterator[Json]:
         """Yield new judgments, oldest first, and wait for more.
 
-        Each has `judgment` (its id), `kind`, `batch`, `task`, `id`, `purpose`, `labeler`, `seconds`, `at` and `rows`, the
-        answer before an export makes records of it. An `edit` replaces the labeler's earlier answer to the item. An `undo`
-        withdraws the last one; its `rows` have the earlier answer that counts again, if there is one. A judgment of kind
-        `late` does not count.
+        Each judgment has `judgment` (its id), `kind`, `batch`, `task`, `id`, `purpose`, `labeler`, `seconds`, `at` and
+        `rows` (the answer before it is converted to records). An `edit` replaces the labeler's earlier answer to the item.
+        An `undo` withdraws the last answer, and its `rows` are the earlier answer that becomes current again, if any. A
+        judgment of kind `late` does not count.
 
         Args:
-            after: id of the last judgment that is known; 0 begins with the first one.
-            batches: names of batches; empty means all.
-            follow: whether to wait for new judgments instead of ending.
-            poll_seconds: pause between requests while there is nothing new.
+            after: id of the last judgment already read. If 0, start with the first judgment.
+            batches: names of batches. Default: all batches.
+            follow: whether to wait for new judgments instead of returning.
+            poll_seconds: pause between requests while there are no new judgments.
         """
         while True:
             query = [("after", after), *(("batch", batch) for batch in batches)]

@@ -1,1 +1,1 @@
-"""Untrusted text as safe HTML: a Markdown parser that keeps all characters, and limits on its cost."""
+"""Rendering of untrusted text as safe HTML, with a Markdown parser that keeps all characters and limits on its cost."""

@@ -1,8 +1,8 @@
-"""A Markdown parser that keeps a model's text: characters that Markdown would drop are shown as text.
+"""Markdown parser that shows characters that Markdown would drop.
 
-A labeler judges the answer, not its rendering. Line breaks are breaks. Images and link definitions are text. An
-asterisk between two letters or digits is an asterisk. A list keeps its numbers. Entities and most backslashes stay as
-they are. Only cells beyond a table's columns are not shown; the page can always show the text itself.
+Labelers must see the complete response. Line breaks are rendered as breaks. Images and link definitions are rendered as
+text, and so is an asterisk between two letters or digits. Lists keep their numbers. Entities and most backslashes are
+unchanged. Only cells beyond a table's columns are not shown. The page can also show the raw text.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from markdown_it.token import Token
 
 from annotation_ui.rendering.formulas import add_formulas
 
-# A backslash before one of these is Markdown's own; before others it is mostly LaTeX, such as \( and \{.
+# A backslash before one of these is a Markdown escape. Before others it is mostly LaTeX, such as \( and \{.
 _MARKS = frozenset("*_`~#")
-WIDE = 3  # digits of a list's number for which every list has room
+WIDE = 3  # digits of a list number that fit into the default indentation
 
 
 def parser() -> MarkdownIt:
     """Return a CommonMark parser with tables and strikethrough that shows all characters."""
     markdown = MarkdownIt("commonmark", {"html": False, "linkify": False, "breaks": True})
     markdown.enable(["table", "strikethrough"])
-    markdown.disable(["reference", "lheading"])  # they would swallow "[a]: b" and a line of dashes under a text
+    markdown.disable(["reference", "lheading"])  # they would drop "[a]: b" and a line of dashes below text
     markdown.inline.ruler.at("emphasis", _emphasis)
     markdown.core.ruler.before("text_join", "as_written", _keep_characters)
     add_formulas(markdown)
@@ -37,14 +37,14 @@ def parser() -> MarkdownIt:
 
 
 def _emphasis(state: StateInline, silent: bool) -> bool:
-    """The parser's own rule for * and _, but * inside of a word or a product (5*6*7) and __ (__init__) mark nothing."""
+    """Apply the default rule for * and _, except to * inside a word or product (5*6*7) and to __ (__init__)."""
     marker = state.src[state.pos]
     if silent or marker not in "*_":
         return False
     length = state.scanDelims(state.pos, True).length
     before, after = state.src[state.pos - 1 : state.pos], state.src[state.pos + length : state.pos + length + 1]
     within_word = before.isascii() and before.isalnum() and after.isascii() and after.isalnum()
-    scanned = state.scanDelims(state.pos, marker == "*" and not within_word)  # other scripts have no spaces to go by
+    scanned = state.scanDelims(state.pos, marker == "*" and not within_word)  # other scripts have no spaces between words
     dunder = marker == "_" and length > 1
     for _ in range(length):
         state.push("text", "", 0).content = marker
@@ -62,8 +62,8 @@ def _keep_characters(state: StateCore) -> None:
             token.attrSet("value", token.info)
             token.attrSet("data-mark", token.info + token.markup)
             if len(token.info) > WIDE:
-                token.attrSet("data-wide", "")  # for the page, which leaves room for it
-        if token.type in ("th_open", "td_open"):  # a style would be removed with every other one
+                token.attrSet("data-wide", "")  # tells the page to widen the indentation
+        if token.type in ("th_open", "td_open"):  # styles are removed by the sanitizer
             align = str(token.attrs.pop("style", "")).removeprefix("text-align:")
             token.attrs |= {"align": align} if align else {}
         for child in token.children or []:
@@ -78,7 +78,7 @@ def _image(renderer: RendererHTML, tokens: Sequence[Token], at: int, options: An
 
 
 def _fence(renderer: RendererHTML, tokens: Sequence[Token], at: int, options: Any, env: Any) -> str:
-    """Render a code block with the name of its language."""
+    """Render a code block with its language name."""
     name = tokens[at].info.strip()
     label = f"<small>{escapeHtml(name)}</small>\n" if name else ""
     return f"<pre>{label}<code>{escapeHtml(tokens[at].content)}</code></pre>\n"

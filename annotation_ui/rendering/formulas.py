@@ -1,8 +1,8 @@
-r"""Formulas in LaTeX as MathML, which browsers draw without scripts, styles or fonts from elsewhere.
+r"""Conversion of LaTeX formulas to MathML, which browsers render without scripts, styles or external fonts.
 
-Delimiters are `\( \)` and `$ $` within a line, `\[ \]` and `$$ $$` for a formula on its own. A formula that cannot be
-shown completely stays text: one with a comment, a definition, an error, a command that drops an argument, or more than
-`MAX_FORMULA` characters. So does a formula of which the result lacks a letter or digit.
+Delimiters are `\( \)` and `$ $` for inline formulas, and `\[ \]` and `$$ $$` for display formulas. A formula that cannot be
+shown completely is left as text. This applies to formulas with a comment, a definition, an error, a command that drops an
+argument, or more than `MAX_FORMULA` characters. It also applies if a letter or digit is missing from the result.
 """
 
 import re
@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
-MAX_FORMULA = 2000  # characters; the converter recurses
+MAX_FORMULA = 2000  # characters; the converter is recursive
 ATTRIBUTES = {
     "math": {"display"},
     "mfrac": {"linethickness"},
@@ -33,13 +33,13 @@ ATTRIBUTES = {
 }
 TAGS = {*ATTRIBUTES, "mn", "mroot", "mrow", "msqrt", "msub", "msubsup", "msup", "mtext", "mtr",
         "munder", "munderover"}  # fmt: skip
-"""The elements that a formula becomes; others are replaced by their content, such as the one that hides a `\\phantom`."""
+"""Allowed MathML elements. Others, such as the element that hides a `\\phantom`, are replaced by their content."""
 _MOST_LINES = 100
 _DELIMITERS = {r"\(": r"\)", r"\[": r"\]", "$$": "$$", "$": "$"}
-_WIDEST = 3.0  # em; a wider space could push what follows out of sight
+_WIDEST = 3.0  # em; a wider space could push the rest out of view
 _STYLES = "|".join(name[1:] for name in (*commands.GLOBAL_FONTS, *commands.MSTYLE_SIZES, *commands.STYLES))
 _WIDTH = r"-?\d+(?:\.\d+)?\s*(?:em|ex|mu|pt)"
-_REFUSED = re.compile(  # comments, definitions, and all with which the converter drops a part of the text
+_REFUSED = re.compile(  # comments, definitions, and commands for which the converter drops text
     r"(?<!\\)%|\\smash\s*\[|\\(?:(?:re)?new(?:command|environment)|def|DeclareMathOperator|class|href|style|f?colorbox"
     r"|(?:text)?color|genfrac|sideset|mathchoice|rule|leftroot|uproot|(?:above|atop)withdelims|above|raise|lower"
     r"|move(?:left|right)|skew|unicode)(?![a-zA-Z])"
@@ -48,10 +48,10 @@ _REFUSED = re.compile(  # comments, definitions, and all with which the converte
 )
 _ENVIRONMENTS = {"aligned": "split", "gathered": "split", "align": "align*", "gather": "align*", "gather*": "align*"}
 _ENVIRONMENT = re.compile(r"(\\(?:begin|end)\{)(" + "|".join(map(re.escape, _ENVIRONMENTS)) + r")\}")
-_LAST_CELL = re.compile(  # an empty one, behind which the converter drops the next row
+_LAST_CELL = re.compile(  # empty last cell, after which the converter would drop the next row
     r"(?<!\\)&(?=\s*(?:\\\\|\\cr(?![a-zA-Z])|\\end(?![a-zA-Z])|$))"
 )
-_NOT_SHOWN = re.compile(  # names of environments and commands, the columns of an array, widths of spaces
+_NOT_SHOWN = re.compile(  # names of environments and commands, array columns, widths of spaces
     r"\\(?:begin|end)\s*\{[^{}]*\}(?:\s*\{[lcr|@\s]*\})?|\\label\s*\{[^{}]*\}"
     rf"|\\[hm]?(?:space|skip|kern)\s*(?:\{{\s*{_WIDTH}\s*\}}|{_WIDTH})|\\[a-zA-Z]+"
 )
@@ -76,11 +76,11 @@ def to_mathml(latex: str, display: bool) -> str | None:
         return None
     latex = _ENVIRONMENT.sub(lambda match: f"{match[1]}{_ENVIRONMENTS[match[2]]}}}", latex)
     if r"\\" in latex and r"\begin" not in latex:
-        latex = rf"\begin{{align*}}{latex}\end{{align*}}"  # lines below each other
+        latex = rf"\begin{{align*}}{latex}\end{{align*}}"  # several lines
     latex = _LAST_CELL.sub("&{}", latex)
     try:
         mathml = _written(convert_to_element(latex, display="block" if display else "inline"))
-    except Exception:  # the converter has its own for each mistake, and others for some
+    except Exception:  # the converter raises many kinds of errors
         return None
     return mathml if _characters(_NOT_SHOWN.sub(" ", latex)) <= _characters(unescape(_TAG.sub(" ", mathml))) else None
 
@@ -91,7 +91,7 @@ def _characters(text: str) -> Counter[str]:
 
 
 def _written(element: Element) -> str:
-    """An element of known kinds and attributes, and all text that is in it."""
+    """Serialize an element with all of its text, but only with allowed tags and attributes."""
     inner = _text(element.text) + "".join(_written(child) + _text(child.tail) for child in element)
     if element.tag not in TAGS:
         return inner
@@ -127,7 +127,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _end(source: str, start: int, opening: str) -> int:
-    """Return the position of the closing delimiter, or -1 if this is not a formula (such as an amount of money)."""
+    """Return the position of the closing delimiter, or -1 if this is not a formula, such as an amount of money."""
     first = start + len(opening)
     if opening != "$":
         return source.find(_DELIMITERS[opening], first, first + MAX_FORMULA + 2)
@@ -139,14 +139,14 @@ def _end(source: str, start: int, opening: str) -> int:
 
 
 def _is_formula(text: str) -> bool:
-    """Return whether a text between two dollar signs is a formula, rather than text between two prices."""
+    """Return whether the text between two dollar signs is a formula, not text between two prices."""
     if text[0].isdigit() and "\\" not in text:
         return not _PROSE.search(text) and bool(_MATH_SIGNS.search(text))
     return bool(_MATH_SIGNS.search(text)) or not (_PROSE.search(text) or re.search(r"\s", text))
 
 
 def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
-    """A display formula, in which no line is taken for a list or a heading."""
+    """Parse a display formula. Its lines are not parsed as lists or headings."""
     if state.is_code_block(start_line):
         return False
     start = state.bMarks[start_line] + state.tShift[start_line]

@@ -1,6 +1,6 @@
-"""Renders untrusted Markdown as safe HTML. All texts of models and prompts are rendered here.
+"""Renders untrusted Markdown, such as prompts and responses, as safe HTML.
 
-The cost is limited: a few kB of Markdown can be made to take minutes, or to become many MB of HTML.
+The cost is limited, because a few kB of malicious Markdown can take minutes to render or produce many MB of HTML.
 """
 
 import re
@@ -18,30 +18,30 @@ from markdown_it.rules_inline import StateInline
 from annotation_ui.rendering import formulas
 from annotation_ui.rendering.as_written import parser
 
-MAX_MARKDOWN = 50_000  # characters; the longest replies of models are half as long
-MAX_SECONDS = 1.5  # of this thread's computing time; 50,000 usual characters take 0.1 s, three times that under load
+MAX_MARKDOWN = 50_000  # characters; twice the length of the longest model replies
+MAX_SECONDS = 1.5  # CPU time of this thread; 50,000 typical characters take 0.1 s, or three times that under load
 MAX_HTML = 500_000  # characters
 _MARKDOWN = parser()
-# No images: loading one would show its author who reads the text, and when.
+# No images, because loading one would tell its author who reads the text, and when.
 _TAGS = {
     "a", "blockquote", "br", "code", "del", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "s",
     "small", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 _SCHEMES = {"http", "https", "mailto"}
-_CACHED = 100  # texts; with their HTML a few MB, and at most 600 MB: quotation marks beside characters of 4 bytes
+_CACHED = 100  # entries; a few MB with their HTML, at most 600 MB for quotation marks next to 4-byte characters
 _TAG = re.compile("<[^>]*>")
 
 
 class TooCostlyError(Exception):
-    """Raised if a text takes too long to render, or its HTML is too large."""
+    """Raised if text takes too long to render, or its HTML is too large."""
 
 
 @lru_cache(maxsize=_CACHED)
 def to_html(text: str) -> str:
-    """Render Markdown as HTML without scripts, styles, images or forms, whatever the text contains.
+    """Render Markdown as HTML without scripts, styles, images or forms.
 
-    A text that is too long or too costly, or consists of marks alone (a rule of dashes, an empty list), is shown as written:
-    no visible text has a blank rendering.
+    Text that is too long or too costly is shown as plain text. So is text that consists only of markup, such as a rule or an
+    empty list, because its rendering would be blank.
     """
     if len(text) > MAX_MARKDOWN:
         return plain_html(text)
@@ -73,10 +73,11 @@ def is_visible(text: str) -> bool:
 
 
 def text_view(text: str, what: str = "answer") -> dict[str, str]:
-    """Return a text as the page shows it, rendered and raw. A text without visible characters gets a placeholder.
+    """Return `html` (rendered) and `text` (raw) for the page. Text without visible characters is rendered as a placeholder.
 
     Args:
-        what: a name of the text, shown in place of an empty one.
+        text: Markdown text.
+        what: name of the text for the placeholder.
     """
     if is_visible(text):
         return {"html": to_html(text), "text": text}
@@ -85,7 +86,7 @@ def text_view(text: str, what: str = "answer") -> dict[str, str]:
 
 
 def messages_html(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each message of a conversation with its content rendered, and as it was written; `cut` marks an incomplete reply."""
+    """Return the messages of a conversation with rendered and raw content. `cut` marks an incomplete reply."""
     return [
         {"role": message["role"], **text_view(message["content"], "message")} | ({"cut": True} if message.get("cut") else {})
         for message in messages
@@ -98,15 +99,15 @@ def as_messages(prompt: Any) -> list[dict[str, str]]:
 
 
 def _render(text: str) -> str:
-    """Return the HTML of a text, not yet sanitized.
+    """Return the unsanitized HTML of Markdown text.
 
     Raises:
-        TooCostlyError: beyond one of the limits.
+        TooCostlyError: If a limit is exceeded.
     """
     env: MutableMapping[str, Any] = {"deadline": time.thread_time() + MAX_SECONDS}
     tokens = _MARKDOWN.parse(text, env)
     size = 0
-    for token in tokens:  # before they are joined: a thousand short references to one long address
+    for token in tokens:  # check before joining; many short references can repeat a long address
         for part in (token, *(token.children or ())):
             size += len(part.content) + 2 * len(part.tag) + 20 + sum(len(str(value)) for value in part.attrs.values())
         if size > MAX_HTML:
@@ -115,7 +116,7 @@ def _render(text: str) -> str:
 
 
 def plain_html(text: str) -> str:
-    """Return HTML that shows every character of a text, without Markdown."""
+    """Return HTML that shows every character of the text, without Markdown."""
     return f"<p>{escape(text).replace(chr(10), '<br>')}</p>"
 
 
@@ -125,5 +126,5 @@ def _check_clock(state: StateInline | StateBlock, *_: int) -> bool:
     return False
 
 
-_MARKDOWN.inline.ruler.before("text", "clock", _check_clock)  # a look at the clock at each step, which can stop the parser
+_MARKDOWN.inline.ruler.before("text", "clock", _check_clock)  # checks the deadline at each step
 _MARKDOWN.block.ruler.before("table", "clock", _check_clock)

@@ -1,7 +1,7 @@
-"""Agreement between labelers: coefficients of a scale, and how alike two answers are.
+"""Agreement between labelers: reliability coefficients of a scale, and the similarity of two answers.
 
-A unit's values count, not the order of units: coefficients are computed from the number of units with the same values. A
-coefficient is None if there is nothing to compare: no shared item, or only one value.
+Coefficients are computed from the number of units with each combination of values. A coefficient is None if there is
+nothing to compare, because no item is shared or only one value occurs.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from annotation_ui.tasks import Json, Task
 
 Level = Literal["nominal", "ordinal"]
 Patterns = Mapping[tuple[Any, ...], int]
-"""The values that labelers gave a unit, sorted -> the number of units with these values."""
+"""Sorted values of a unit -> number of units with these values."""
 
 
 class Unit(NamedTuple):
-    """The values of a part of an item on one scale (`Task.values`), by labeler."""
+    """Labelers' values for one part of an item on one scale (`Task.values`)."""
 
     scale: str
     level: Level
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
 
 
 def units_of(task: Task, by_labeler: Mapping[str, Json]) -> list[Unit]:
-    """Return the units of one item from its answers."""
+    """Return the units of an item from its answers."""
     found: dict[tuple[str, Level, Any], dict[str, Any]] = {}
     for labeler, answer in by_labeler.items():
         for scale, level, unit, value in task.values(answer):
@@ -44,9 +44,9 @@ def pattern(unit: Unit) -> tuple[Any, ...]:
 
 
 def krippendorff_alpha(patterns: Patterns, level: Level) -> float | None:
-    """Return Krippendorff's alpha over the units that at least two labelers gave a value.
+    """Return Krippendorff's alpha over units with values from at least two labelers.
 
-    Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", with the coincidences of equal units added at once.
+    See Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability". Equal units are counted together.
     """
     compared = {values: units for values, units in patterns.items() if len(values) > 1 and units}
     domain = sorted({value for values in compared for value in values})
@@ -58,7 +58,7 @@ def krippendorff_alpha(patterns: Patterns, level: Level) -> float | None:
     totals = coincidences.sum(axis=0)
     if level == "nominal":
         distances = 1 - np.eye(len(domain))
-    else:  # the number of values between two, each end counted by half
+    else:  # number of values between two ranks, counting half of each end
         ranks = np.cumsum(totals) - totals / 2
         distances = (ranks[:, None] - ranks[None, :]) ** 2
     expected = (np.outer(totals, totals) - np.diag(totals)) / (totals.sum() - 1)
@@ -66,7 +66,7 @@ def krippendorff_alpha(patterns: Patterns, level: Level) -> float | None:
 
 
 def fleiss_kappa(patterns: Patterns) -> float | None:
-    """Return Fleiss' kappa over the units with the most frequent number of labelers above one."""
+    """Return Fleiss' kappa over units with the same number of labelers: the most frequent number above one."""
     sizes: Counter[int] = Counter()
     for values, units in patterns.items():
         if len(values) > 1 and units:
@@ -83,7 +83,7 @@ def fleiss_kappa(patterns: Patterns) -> float | None:
 
 
 def agreement_sums(by_labeler: Mapping[str, Json], similarity: Callable[[Any, Any], float]) -> dict[str, tuple[float, int]]:
-    """Return for each labeler of an item the sum of `similarity` to each other labeler's answer, and their number."""
+    """Map each labeler of an item to the sum of similarities to the other labelers' answers, and to their number."""
     sums = dict.fromkeys(by_labeler, (0.0, 0))
     for one, other in permutations(by_labeler, 2):
         total, count = sums[one]
@@ -92,7 +92,7 @@ def agreement_sums(by_labeler: Mapping[str, Json], similarity: Callable[[Any, An
 
 
 def mean_of_sums(sums: Iterable[tuple[float, int]]) -> float | None:
-    """Return the mean of all terms of sums, each with its number of terms; None if there is no term."""
+    """Return the mean over all terms of (sum, number of terms) pairs, or None if there are no terms."""
     totals, counts = [0.0], [0]
     for total, count in sums:
         totals.append(total)

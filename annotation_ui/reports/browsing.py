@@ -1,7 +1,7 @@
 """Lists of items and judgments, filtered by batch, labeler, state, flag and text.
 
-Text and flags inside JSON are only prefiltered by the database; every row is then compared here. Neither field names
-nor escapes match.
+The database only prefilters text and flags inside JSON. Each row is then compared in Python, so that field names and
+escape sequences do not match.
 """
 
 import json
@@ -33,10 +33,15 @@ STATES = {
 
 @dataclass(frozen=True)
 class Filter:
-    """Filters of a list. An empty field matches all.
+    """Filters of a list. An empty field matches everything.
 
-    The `labeler` has had the item, or made the judgment. `state` is a key of `STATES`. An answer has the `flag`, verdict or
-    choice. The `text` is in the prompt, the responses, the id or (of judgments) the answer; case does not matter.
+    Attributes:
+        batch: name of the batch.
+        labeler: user who was assigned the item or made the judgment.
+        state: key of `STATES`.
+        flag: flag, verdict or choice in the answer.
+        text: text in the prompt, the responses, the id or, for judgments, the answer. Case is ignored.
+        purpose: purpose of the item.
     """
 
     batch: str = ""
@@ -48,7 +53,14 @@ class Filter:
 
 
 def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
-    """Return (items in import order, whether there are more)."""
+    """Return a page of items in import order, and whether more follow.
+
+    Args:
+        session: open session.
+        wanted: filters.
+        after: item id that ends the previous page.
+        limit: maximum number of items.
+    """
     query = select(Item, Batch).join(Batch, Batch.id == Item.batch_id).where(Item.id > after).order_by(Item.id)
     query = _narrowed(query, wanted, Item.content).where(*_item_conditions(wanted))
     found = [
@@ -68,7 +80,14 @@ def browse_items(session: Session, wanted: Filter, after: int = 0, limit: int = 
 
 
 def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: int = PAGE) -> tuple[list[Json], bool]:
-    """Return (judgments, skips and undos, newest first, with ids below `before` if set; whether there are more)."""
+    """Return a page of judgments, skips and undos, newest first, and whether more follow.
+
+    Args:
+        session: open session.
+        wanted: filters.
+        before: judgment id that ends the previous page. If 0, start with the newest.
+        limit: maximum number of rows.
+    """
     query = (
         select(Item, Batch, Judgment, User.name, Assignment.current_id)
         .select_from(Judgment)
@@ -98,9 +117,9 @@ def browse_judgments(session: Session, wanted: Filter, before: int = 0, limit: i
 
 
 def item_history(session: Session, item_id: int) -> tuple[Item, Batch, list[Json]] | None:
-    """Return an item with its history, oldest first, or None if it does not exist.
+    """Return an item, its batch and its history (oldest first), or None if the item does not exist.
 
-    `written` of a row lists the texts in a judgment that counts.
+    In each row, `written` lists the text that the labeler wrote, if the judgment is current.
     """
     item = session.get(Item, item_id)
     if item is None:
@@ -144,7 +163,7 @@ def judgment_row(task: str, judgment: Judgment, name: str, is_current: bool) -> 
 
 
 def stuck() -> ColumnElement[bool]:
-    """Condition: the item needs judgments, but every active labeler who may get it has had it."""
+    """Build the condition that an item needs judgments, but every eligible active labeler has already had it."""
     had = aliased(Assignment)
     had_it = select(had.id).where(had.item_id == Item.id, had.user_id == User.id, ~had.adjudication, had.state != "expired")
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Item.batch_id).correlate(Item, User)
@@ -158,7 +177,7 @@ def stuck() -> ColumnElement[bool]:
 
 
 def count_stuck(session: Session) -> dict[int, int]:
-    """Map open batches to their number of stuck items."""
+    """Map ids of open batches to the number of stuck items."""
     query = select(Item.batch_id, func.count()).join(Batch, Batch.id == Item.batch_id).where(Batch.open, stuck())
     return dict(session.execute(query.group_by(Item.batch_id)).all())
 
@@ -191,7 +210,7 @@ def _item_conditions(wanted: Filter) -> Iterator[ColumnElement[bool]]:
 
 
 def _narrowed(query: Any, wanted: Filter, *columns: Any) -> Any:
-    """Prefilter rows whose JSON may contain the text. Text that JSON escapes is not prefiltered."""
+    """Restrict a query to rows whose JSON may contain the text. Skip this if JSON would escape the text."""
     text = wanted.text.strip()
     if not text or not text.isascii() or json.dumps(text)[1:-1] != text:
         return query
@@ -209,7 +228,7 @@ def _matching(session: Session, query: Any, wanted: Filter) -> Iterator[Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in a JSON value, except field names."""
+    """Yield all strings in a JSON value, except field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -9,14 +9,14 @@ from annotation_ui.store.leases import OUT_OF_ORDER, is_given_to, last_position,
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment
 from annotation_ui.tasks import Json
 
-MAX_LEFT = 1000  # counted exactly up to here
+MAX_LEFT = 1000  # maximum exact count
 
 
 def _count(rows: Select[Any]) -> Select[Any]:
     return select(func.count()).select_from(rows.subquery())
 
 
-# The statements are made once: making them takes longer than running them.
+# The statements are built once, because building them takes longer than running them.
 _USER: BindParameter[int] = bindparam("user_id")
 _TASK: BindParameter[str] = bindparam("task")
 _BATCH: BindParameter[int] = bindparam("batch_id")
@@ -44,11 +44,17 @@ _TODAY = _count(
 
 
 def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -> Json:
-    """The numbers at the top of a labeler's page; `midnight` is when the labeler's day began.
+    """Return the counts shown at the top of a labeler's page.
 
-    `done` counts the answers to this task, and `today` those to any task since midnight. `left` counts the items of open
-    batches that this labeler can still get, with the one that is open now. Attention items count like work, or each of them
-    would show in the numbers.
+    `done` counts the labeler's answers to this task, and `today` the answers to any task since midnight. `left` counts the
+    items in open batches that the labeler can still get, including the open item. Attention items are counted as work.
+    Otherwise the numbers would reveal them.
+
+    Args:
+        session: open session.
+        user_id: id of the labeler.
+        task: key of `TASKS`.
+        midnight: start of the labeler's day, in seconds since 1970.
     """
     parameters = {"user_id": user_id, "task": task}
     done: dict[bool, int] = dict(session.execute(_DONE, parameters).all())
@@ -56,7 +62,7 @@ def labeler_counts(session: Session, user_id: int, task: str, midnight: float) -
     for batch_id in session.scalars(_OPEN_BATCHES, parameters).all():
         batch_parameters = {"user_id": user_id, "batch_id": batch_id}
         work = sum(session.scalar(free, batch_parameters) or 0 for free in (_AHEAD, _RETURNED))
-        left += work + (session.scalar(_ATTENTION, batch_parameters) or 0 if work else 0)  # mixed in while there is work
+        left += work + (session.scalar(_ATTENTION, batch_parameters) or 0 if work else 0)  # given only while there is work
     return {
         "done": sum(done.values()),
         "done_of_open": done.get(True, 0),

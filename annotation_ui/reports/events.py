@@ -1,4 +1,4 @@
-"""New judgments in storage order, for programs that follow the labeling."""
+"""New judgments in storage order, for programs that follow labeling."""
 
 import time
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ def new_judgments(
 ) -> list[Json]:
     """Return judgments, skips and undos with ids above `after`, oldest first.
 
-    `rows` of each has the answer before an export makes records of it, in the item's own order. It is empty for a skip.
-    Those of an undo have the earlier answer that counts again, if there is one. The audit trail gets a record if the first
-    judgment is read, and once a day.
+    In each event, `rows` is the answer in the imported order, before it is converted to records. `rows` is empty for a skip.
+    For an undo, it is the earlier answer that becomes current again, if any. Reading is recorded in the audit trail if it
+    starts with the first judgment, and otherwise once a day.
     """
     with database.read() as session:
         check_batches(session, batches)
@@ -50,7 +50,7 @@ def new_judgments(
 
 
 def _recorded_today(session: Session, by: Actor) -> bool:
-    """Return whether the audit trail recorded in the last day that this token follows judgments."""
+    """Return whether the audit trail has a record from the last day that this token follows judgments."""
     mine = (AuditRecord.token_id == by.token_id, AuditRecord.user_id == by.user_id)
     recent = (AuditRecord.action == "follow", AuditRecord.created_at > time.time() - _DAY_S)
     return session.scalar(select(AuditRecord.id).where(*mine, *recent).limit(1)) is not None
@@ -59,8 +59,8 @@ def _recorded_today(session: Session, by: Actor) -> bool:
 def _newest_settled(database: Database, after: int) -> int:
     """Return the newest id below which no judgment can still appear.
 
-    PostgreSQL hands out ids before transactions end: a judgment may become visible after one with a larger id. Once the
-    table is locked, no transaction that has an id is still open.
+    PostgreSQL assigns ids before commit, so a judgment may become visible after one with a larger id. The table lock waits
+    until every transaction that has an id has finished.
     """
     newest = select(func.max(Judgment.id))
     with database.read() as session:

@@ -1,7 +1,7 @@
 """Exports judgments as training data (docs/data.md), with a manifest.
 
-A raw row is one labeler's judgment; an aggregated row combines all judgments of an item: the lead's decision where
-there is one, else the mean rank or the majority. Labelers appear by pseudonym only.
+A raw row is one labeler's judgment. An aggregated row combines all judgments of an item: a lead's decision replaces them,
+and otherwise the mean rank or the majority is used. Labelers are identified only by pseudonym.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.schema import Assignment, Batch, Export, Guideline, Item, Judgment, RuleSet
 from annotation_ui.tasks import TASKS, Json, Task
 
-SKIPS = "skips"  # of all tasks; not for training: why labelers gave items away
+SKIPS = "skips"  # skipped items of all tasks, with reasons; not training data
 DEMONSTRATIONS = "demonstrations"
 MANIFEST_VERSION = 1
-_FEW = 500  # items that a query names; for more of them, it reads the ids of all
+_FEW = 500  # maximum number of items to name in a query; for more, the query reads all ids
 
 
 def records() -> dict[str, tuple[str, ...]]:
-    """Kind of record -> the tasks whose judgments are exported as it."""
+    """Map each kind of record to the tasks whose judgments can be exported as it."""
     kinds = dict.fromkeys(kind for task in TASKS.values() for kind in task.records)
     tasks = {kind: tuple(name for name, task in TASKS.items() if kind in task.records) for kind in kinds}
     return {**tasks, SKIPS: tuple(TASKS)}
@@ -40,18 +40,19 @@ def records() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selection and format of an export.
+    """Selection and format of an export.
 
     Attributes:
-        record: a key of `records()`.
-        aggregated: one row per item instead of one per judgment.
-        since: only judgments made at this time (seconds since 1970) or later, or that count again because a later one was
-            undone. All judgments of an item that a lead decided later are included. Aggregated, so are those of every item
-            with such a judgment.
-        batches: names of batches; empty means all.
-        include_gold: also items with a known answer.
-        preferences: with aggregated rankings, how probable each order of two responses is, by labelers' reliability.
-        times: when each judgment was made (UTC), its active seconds, and the version of the guidelines that was shown.
+        record: key of `records()`.
+        aggregated: whether to write one row per item instead of one per judgment.
+        since: earliest time of judgments, in seconds since 1970. Also includes judgments restored by an undo since then, and
+            all judgments of an item that a lead decided since then. An aggregated export includes all judgments of each item
+            that has a selected judgment.
+        batches: names of batches. Default: all batches.
+        include_gold: whether to include items with a known answer.
+        preferences: whether to add, to aggregated rankings, the probability of each preference between two responses, given
+            labelers' reliability.
+        times: whether to add the time of each judgment (UTC), its active seconds, and the version of the guidelines shown.
     """
 
     record: str
@@ -73,9 +74,9 @@ class Selection:
 
 
 def export(database: Database, selection: Selection, path: Path, by: Actor = SHELL) -> Json:
-    """Write `path`, in the format of its suffix (`FORMATS`), and `path`.manifest.json, and return the manifest.
+    """Write `path`, in the format of its suffix (`FORMATS`), and `path`.manifest.json. Return the manifest.
 
-    The database records the export and its manifest.
+    The export and its manifest are recorded in the database.
     """
     selection.check()
     suffix = path.suffix.lstrip(".")
@@ -117,17 +118,17 @@ def _selected_judgments(session: Session, selection: Selection) -> list[CurrentJ
     wanted = [judgment for judgment in judgments if selection.include_gold or judgment.item.gold is None]
     since = selection.since or 0
     undone = select(Judgment.assignment_id).where(Judgment.kind == "undo", Judgment.created_at >= since)
-    again = set(session.scalars(undone)) if since else set()  # an undo made the earlier answer count again
+    again = set(session.scalars(undone)) if since else set()  # an undo has restored the earlier answer
     later = [each for each in wanted if each.judgment.created_at >= since or each.judgment.assignment_id in again]
     items = _newly_decided(session, since) if since else set()
     if selection.aggregated:
-        items |= {judgment.item.id for judgment in later}  # half of an item's judgments would combine to another answer
+        items |= {judgment.item.id for judgment in later}  # an answer must combine all judgments of its item
     later_ids = {judgment.judgment.id for judgment in later}
     return [each for each in wanted if each.judgment.id in later_ids or each.item.id in items]
 
 
 def _newly_decided(session: Session, since: float) -> set[int]:
-    """Return the items with a lead's decision that was made, changed or undone since then."""
+    """Return the ids of items with a lead's decision made, changed or undone since then."""
     changed = select(Judgment.item_id).join(Assignment, Assignment.id == Judgment.assignment_id)
     return set(
         session.scalars(changed.where(Assignment.adjudication, Judgment.created_at >= since, Judgment.kind != "skip"))
@@ -150,7 +151,7 @@ def _skip_row(skip: CurrentJudgment, ids: dict[int, str]) -> Json:
 def _raw_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
     """Yield the rows of each answer. A lead's decision and the answers that it overrules are marked.
 
-    No decision overrules a demonstration: that a labeler's ranking does not count says nothing about the answer they wrote.
+    Demonstrations are not marked as overruled: overruling a labeler's ranking does not invalidate the response they wrote.
     """
     for judgment in judgments:
         item, task = judgment.item, TASKS[judgment.batch.task]
@@ -169,7 +170,7 @@ def _times(selection: Selection, judgment: CurrentJudgment) -> Json:
 
 
 def _aggregated_rows(selection: Selection, judgments: list[CurrentJudgment], ids: dict[int, str]) -> Iterator[Json]:
-    """Yield the rows of one combined answer per item, or of all answers if the task cannot combine them."""
+    """Yield the rows of one combined answer per item, or of all answers if the task cannot combine answers."""
     by_item: dict[int, list[CurrentJudgment]] = {}
     for judgment in judgments:
         by_item.setdefault(judgment.item.id, []).append(judgment)
@@ -193,9 +194,9 @@ def _records_of_answer(record: str, task: Task, item: Item, answer: Json, rules:
 
 
 def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
-    """Return the field `preferences` for each item, if labelers share items.
+    """Map items to their `preferences` field, if labelers share items.
 
-    Estimated separately for each task, from labelers' judgments only: a lead's decisions do not measure reliability.
+    Reliability is estimated separately for each task, and only from labelers' judgments, not from leads' decisions.
     """
     by_task: dict[str, dict[Hashable, dict[str, list[int]]]] = {}
     for each in judgments:
@@ -210,10 +211,10 @@ def _preferences(judgments: list[CurrentJudgment]) -> dict[int, Json]:
 
 
 def exported_ids(session: Session, items: Iterable[Item]) -> dict[int, str]:
-    """Map items to their exported ids: the id of the imported row, if it has one.
+    """Map items to their exported ids. By default, this is the id of the imported row.
 
-    Rows of several imports can have the same id, such as those that `align sample` numbers. From the second import on, the
-    id is then `ID@BATCH`, with the number of the batch, which a new name does not change.
+    Several imports can contain the same id, such as the row numbers written by `align sample`. From the second import on,
+    the exported id is `ID@BATCH`. BATCH is the number of the batch, which does not change when the batch is renamed.
     """
     wanted = {item.id: item for item in items}
     plain = {number: item.external_id or f"item-{number}" for number, item in wanted.items()}

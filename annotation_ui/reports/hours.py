@@ -20,12 +20,19 @@ _ANSWERS = ("submit", "late", "edit", "adjudicate")
 
 
 def hours(session: Session, since: date | None = None, until: date | None = None, gap_seconds: float = GAP_S) -> list[Json]:
-    """One row for each day (UTC) and labeler with an answer or a skip, oldest day first.
+    """Return one row per day (UTC) and labeler with an answer or a skip, oldest day first.
 
-    An answer counts for the active seconds that the page measured, which end when it is stored. A pause between two answers
-    counts if it is at most `gap_seconds` long. Overlapping times, as of two windows, count once. An undone answer counts for
-    the time that it took, and not as an item; an earlier answer to the item then counts again. A changed answer counts from
-    the labeler's previous answer to the same item at the earliest.
+    Each answer adds the active seconds measured by the page, ending when the answer is stored. Pauses of at most
+    `gap_seconds` between answers count as working time. Overlapping times, for example of two windows, count once.
+
+    An undone answer counts as time but not as an item. If it had replaced an earlier answer, the earlier answer counts as an
+    item again. The time of a changed answer starts no earlier than the labeler's previous answer to the same item.
+
+    Args:
+        session: open session.
+        since: first day. Default: no limit.
+        until: last day. Default: no limit.
+        gap_seconds: longest pause between two answers that counts as working time.
     """
     of_judgment = (Judgment.created_at, Judgment.seconds, Judgment.kind, Judgment.item_id, Judgment.assignment_id)
     query = (
@@ -33,7 +40,7 @@ def hours(session: Session, since: date | None = None, until: date | None = None
         .join(User, User.id == Judgment.user_id)
         .order_by(User.name, Judgment.created_at, Judgment.id)
     )
-    if since is not None:  # what ended on the day before may last until this one
+    if since is not None:  # a pause that starts on the day before may extend into this day
         query = query.where(Judgment.created_at >= _midnight(since) - _DAY)
     if until is not None:
         query = query.where(Judgment.created_at < _midnight(until) + 2 * _DAY)
@@ -80,7 +87,7 @@ def today() -> date:
 
 
 def _joined(spans: Iterable[tuple[float, float]], gap: float) -> Iterator[tuple[float, float]]:
-    """Merge spans of time that overlap, or are at most `gap` apart."""
+    """Merge time spans that overlap or are at most `gap` seconds apart."""
     begun: float | None = None
     ended = 0.0
     for start, end in sorted(spans):
@@ -94,7 +101,7 @@ def _joined(spans: Iterable[tuple[float, float]], gap: float) -> Iterator[tuple[
 
 
 def _by_day(start: float, end: float) -> Iterator[tuple[date, float]]:
-    """Yield the duration of a span of time on each day."""
+    """Split a time span into (day, seconds)."""
     while start < end:
         day = _day(start)
         midnight = _midnight(day + timedelta(days=1))
@@ -108,7 +115,7 @@ def _day(moment: float) -> date:
 
 @cache
 def _date(days: int) -> date:
-    """Return the date a number of days after 1970-01-01."""
+    """Return the date `days` days after 1970-01-01."""
     return date(1970, 1, 1) + timedelta(days=days)
 
 

@@ -1,4 +1,4 @@
-"""The lead's report on each labeler: amount, speed, accuracy, and the items behind the estimate."""
+"""Report on labelers for the lead: number of judgments, speed, accuracy, and the items behind the reliability estimate."""
 
 from collections import Counter, defaultdict
 from statistics import fmean, median
@@ -20,7 +20,7 @@ from annotation_ui.tasks.fields import excerpt
 
 
 def labeler_rows(session: Session, task: str) -> list[Json]:
-    """One row per labeler, most judgments first."""
+    """Return one row per labeler, most judgments first."""
     with task_facts(session, task) as facts:
         rows = facts.result("labelers", lambda: _labeler_rows(facts))
     names = dict(session.execute(select(User.pseudonym, User.name)).all())
@@ -62,7 +62,7 @@ def _labeler_rows(facts: TaskFacts) -> list[Json]:
 
 
 def items_behind_reliability(session: Session, task: str, labeler: str) -> list[Json]:
-    """At most 20 items behind a labeler's reliability that another labeler judged too, least trusted answer first."""
+    """Return up to 20 shared items behind a labeler's reliability estimate, least trusted answer first."""
     own_name = session.scalar(select(User.pseudonym).where(User.name == stored_name(labeler))) or ""
     with task_facts(session, task) as facts:
         trust = _trust_by_item(facts, own_name)
@@ -87,10 +87,10 @@ def items_behind_reliability(session: Session, task: str, labeler: str) -> list[
 
 
 def reliability_interval(reliability: float, items: int) -> tuple[float, float]:
-    """Return the 95 % interval of a labeler's reliability, by Clopper and Pearson, with each shared item as one trial.
+    """Return the 95 % Clopper-Pearson interval of a labeler's reliability. Each shared item is one trial.
 
-    An item with many questions counts once, because its answers depend on each other. That the true answers are estimated,
-    too, makes the interval a little too narrow.
+    An item with several questions is still one trial, because its answers depend on each other. The interval is slightly too
+    narrow, because the true answers are estimated as well.
     """
     low, high = proportion_confint(reliability * items, items, method="beta")
     return float(np.nan_to_num(low)), float(np.nan_to_num(high, nan=1.0))
@@ -101,7 +101,7 @@ def _estimate(facts: TaskFacts) -> Reliability:
 
 
 def _shared_items(facts: TaskFacts) -> Counter[str]:
-    """Labeler -> number of items with a question that another labeler answered, too."""
+    """Map labelers to the number of items with a question that another labeler also answered."""
     shared: Counter[str] = Counter()
     for each in facts.items.values():
         shared.update({labeler for answers in each.questions.values() if len(answers) > 1 for labeler, _ in answers})
@@ -109,7 +109,7 @@ def _shared_items(facts: TaskFacts) -> Counter[str]:
 
 
 def _trust_by_item(facts: TaskFacts, labeler: str) -> dict[int, float]:
-    """Item that another labeler judged, too -> the mean posterior of this labeler's answers to it."""
+    """Map each shared item to the mean posterior of this labeler's answers to its questions."""
     posteriors = _estimate(facts).posteriors
     trust = {}
     for item, each in facts.items.items():

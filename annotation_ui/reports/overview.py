@@ -1,4 +1,4 @@
-"""The lead's tables as lists of rows: progress, judgments per day, agreement, disagreements and win rates."""
+"""Rows of the lead's tables: progress, judgments per day, agreement, disagreements and win rates."""
 
 import time
 from collections import Counter, defaultdict
@@ -20,8 +20,9 @@ DAY = 86_400  # seconds
 
 
 def progress(session: Session) -> list[Json]:
-    """One row per batch. Slots are items times labelers per item; gold items, which everyone gets, are left out.
+    """Return one row per batch.
 
+    Slots are the judgments needed over all items. Items with a known answer are excluded, because every labeler gets them.
     A batch that is not complete is still being imported, or its import was killed.
     """
     slots = select(Item.batch_id, func.count(), func.sum(Item.needed)).where(Item.gold.is_(None))
@@ -63,10 +64,12 @@ def progress(session: Session) -> list[Json]:
 
 
 def per_day(session: Session, task: str, most: int = 6) -> list[Json]:
-    """Judgments submitted in the last 30 days, by day (UTC) and labeler; training is not counted.
+    """Count judgments of the last 30 days by day (UTC) and labeler, without training items.
 
     Args:
-        most: number of labelers to list, the busiest ones; the others are combined, if there is more than one.
+        session: open session.
+        task: key of `TASKS`.
+        most: number of labelers to list, busiest first. If more than one labeler remains, they are combined.
     """
     number = cast(Judgment.created_at, Integer) // DAY
     query = (
@@ -93,9 +96,9 @@ def per_day(session: Session, task: str, most: int = 6) -> list[Json]:
 
 
 def coefficients(session: Session, task: str) -> list[Json]:
-    """Agreement of a task's labelers: one row per measure.
+    """Return the agreement of a task's labelers, one row per measure.
 
-    Items with a known answer are left out, as in exports: everybody gets them, and their answer is clear.
+    Items with a known answer are excluded, as in exports. Every labeler gets them, and their answers are clear.
     """
     with task_facts(session, task) as facts:
         return facts.result("coefficients", lambda: _coefficients(facts))
@@ -121,7 +124,7 @@ def _coefficients(facts: TaskFacts) -> list[Json]:
 def disagreeing_items(session: Session, task: str) -> list[tuple[int, float, int]]:
     """Return (item id, agreement, number of labelers) of items on which labelers disagree, lowest agreement first.
 
-    Items that a lead decided, or whose answer was known before, are left out.
+    Items that a lead has decided and items with a known answer are excluded.
     """
     with task_facts(session, task) as facts:
         return facts.result("disagreements", lambda: sorted(_disagreeing_items(facts), key=lambda row: (row[1], row[0])))
@@ -136,7 +139,7 @@ def _disagreeing_items(facts: TaskFacts) -> Iterator[tuple[int, float, int]]:
 
 
 def disagreements(session: Session, task: str, limit: int = 50) -> list[Json]:
-    """Return the first rows of `disagreeing_items` with ids and prompts."""
+    """Return the first `limit` rows of `disagreeing_items`, with ids and prompts."""
     rows = disagreeing_items(session, task)[:limit]
     items = {item.id: item for item in session.scalars(select(Item).where(Item.id.in_([number for number, *_ in rows])))}
     return [
@@ -152,10 +155,10 @@ def disagreements(session: Session, task: str, limit: int = 50) -> list[Json]:
 
 
 def win_rates(session: Session) -> list[Json]:
-    """Wins, ties and losses of each model in the Compare task; a tie or "both bad" counts as half a win.
+    """Return wins, ties, losses and the win rate of each model in the Compare task.
 
-    Items with a known answer are left out, as in exports: who wins there was decided before. A lead's decision counts
-    instead of the labelers' answers to its item.
+    "Both bad" is a tie, and a tie counts as half a win. Items with a known answer are excluded, as in exports. A lead's
+    decision replaces the labelers' answers to the item.
     """
     counts: dict[str, Counter[str]] = defaultdict(lambda: Counter(wins=0, ties=0, losses=0))
     with task_facts(session, "compare") as facts:
@@ -169,5 +172,5 @@ def win_rates(session: Session) -> list[Json]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Round a number to three digits; None stays None."""
+    """Round a number to three decimal places. Return None for None."""
     return None if value is None else round(value, 3)

@@ -1,4 +1,4 @@
-"""The ratings from 1 to 7 of each model's responses (InstructGPT's scale): distribution, mean and interval."""
+"""Ratings of each model's responses from 1 to 7 (InstructGPT's scale): distribution, mean and interval."""
 
 import math
 from collections import Counter, defaultdict
@@ -10,14 +10,14 @@ from annotation_ui.reports.overview import rounded
 from annotation_ui.reports.task_facts import TaskFacts, task_facts
 from annotation_ui.tasks import Json
 
-Z95 = 1.959964  # two-sided 95 % of the normal distribution
+Z95 = 1.959964  # 97.5 % quantile of the normal distribution
 
 
 def ratings_by_model(session: Session) -> list[Json]:
-    """One row for each model with rated responses in Rank: `counts` of the ratings 1 to 7, `mean`, and its 95 % interval.
+    """Return `counts` of the ratings 1 to 7, `mean` and its 95 % interval for each model with rated responses in Rank.
 
-    Every labeler's rating counts. Leads' decisions and items with a known answer are left out. A response that several
-    models wrote counts for each. Responses without a model are those of "(no name)".
+    Every labeler's rating counts. Leads' decisions and items with a known answer are excluded. A response written by several
+    models counts once for each of them. Responses without a model are listed as "(no name)".
     """
     with task_facts(session, "rank") as facts:
         return facts.result("ratings", lambda: _ratings_by_model(facts))
@@ -48,9 +48,10 @@ def _row(model: str, by_item: list[list[int]]) -> Json:
 
 
 def mean_and_half_width(groups: list[list[int]]) -> tuple[float, float | None]:
-    """Return the mean of all values, and half the width of its 95 % interval with groups as units of sampling.
+    """Return the mean of all values and the half-width of its 95 % interval. Groups are the sampling units.
 
-    The variance is that of a ratio of two sums over groups (linearized, Cochran 1977, section 6.3); None for one group.
+    The variance is the linearized variance of a ratio of two sums over groups (Cochran 1977, section 6.3). With one group,
+    the half-width is None.
     """
     total = sum(map(len, groups))
     mean = sum(map(sum, groups)) / total

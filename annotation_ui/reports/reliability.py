@@ -2,13 +2,13 @@
 
 Each labeler is right with a fixed probability, and otherwise gives each of the other answers with equal probability.
 Expectation maximization estimates these probabilities and the true answers together (Zhang et al. 2016, arXiv 1406.3824).
-One number for each labeler can be estimated from few judgments. On simulated labelers it predicted the true answers better
-than the full confusion matrices of Dawid and Skene, than GLAD and than the majority
+The model has one parameter per labeler, so it needs few judgments. On simulated labelers, it predicted the true answers
+better than the full confusion matrices of Dawid and Skene, GLAD and the majority
 (`tests/annotation_ui/reports/test_agreement.py`). Two labelers who share all of their items cannot be told apart.
 
-Units with the same answers of the same labelers have the same posterior. The estimate reads each such pattern once, with
-its number of units: 50,000 judgments are a few thousand patterns. crowd-kit's implementation, with which a test compares
-this one, reads each judgment.
+Units with the same answers by the same labelers have the same posterior. The estimate therefore works on distinct patterns
+and their counts: 50,000 judgments have a few thousand patterns. crowd-kit's implementation, against which this one is
+tested, reads each judgment.
 """
 
 from collections import Counter
@@ -20,11 +20,11 @@ import numpy as np
 
 from annotation_ui.tasks.rankings import BETTER, WORSE, preferences_of
 
-ITERATIONS, TOLERANCE = 100, 1e-6  # the estimate ends when no labeler's reliability changes by more
-TINY = 1e-10  # the least probability of an answer
+ITERATIONS, TOLERANCE = 100, 1e-6  # maximum iterations; largest change of a labeler's reliability at convergence
+TINY = 1e-10  # minimum probability of an answer
 Row = tuple[Hashable, str, str]  # unit, labeler, answer
 Pattern = tuple[tuple[str, str], ...]
-"""The answers to one unit: (labeler, answer), sorted."""
+"""Sorted (labeler, answer) pairs of a unit."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Reliability:
     """Estimates of the model.
 
     Attributes:
-        labelers: labeler -> probability that an answer of theirs is right; only those who share a unit with another.
-        posteriors: pattern -> answer -> probability that it is the true one.
+        labelers: labeler -> probability that the labeler's answer is right, for labelers who share a unit with another one.
+        posteriors: pattern -> answer -> probability that this answer is true.
     """
 
     labelers: Mapping[str, float]
@@ -41,9 +41,9 @@ class Reliability:
 
 
 def estimate_reliability(patterns: Mapping[Pattern, int]) -> Reliability:
-    """Estimate labelers and answers together from the number of units with each pattern of answers.
+    """Estimate labelers' reliability and the true answers together from the number of units with each pattern.
 
-    The estimate is empty if no unit was answered twice or only one answer ever occurs.
+    The estimate is empty if no unit has two answers or only one answer occurs.
     """
     patterns = {pattern: units for pattern, units in patterns.items() if units}
     shared = {labeler for pattern in patterns if len(pattern) > 1 for labeler, _ in pattern}
@@ -57,7 +57,7 @@ def estimate_reliability(patterns: Mapping[Pattern, int]) -> Reliability:
     units = np.array(list(patterns.values()), dtype=float)
     posteriors = np.zeros((len(patterns), len(answers)))
     np.add.at(posteriors, (row, column), 1.0)
-    posteriors /= posteriors.sum(axis=1, keepdims=True)  # the start: the share of each answer
+    posteriors /= posteriors.sum(axis=1, keepdims=True)  # initial value: fraction of labelers with each answer
     judgments = np.bincount(place, units[row])
     skills = np.zeros(len(labelers))
     for _ in range(ITERATIONS):
@@ -79,7 +79,7 @@ def estimate_reliability(patterns: Mapping[Pattern, int]) -> Reliability:
 
 
 def patterns_by_unit(rows: Iterable[Row]) -> dict[Hashable, Pattern]:
-    """Return the pattern of each unit from (unit, labeler, answer); a labeler answers a unit once."""
+    """Return the pattern of each unit from (unit, labeler, answer) rows. A labeler answers each unit once."""
     answers: dict[Hashable, list[tuple[str, str]]] = {}
     for unit, labeler, answer in rows:
         answers.setdefault(unit, []).append((labeler, answer))
@@ -87,17 +87,17 @@ def patterns_by_unit(rows: Iterable[Row]) -> dict[Hashable, Pattern]:
 
 
 def preference_rows(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) -> Iterable[Row]:
-    """Yield the rows of rankings (item -> labeler -> ranks): unit (item, i, j) asks whether i is better than j, or tied."""
+    """Yield rows for rankings (item -> labeler -> ranks). Unit (item, i, j) is the preference between responses i and j."""
     for item, by_labeler in rankings.items():
         for labeler, ranks in by_labeler.items():
             yield from (((item, i, j), labeler, answer) for (i, j), answer in preferences_of(ranks).items())
 
 
 def preference_matrices(rankings: Mapping[Hashable, Mapping[str, Sequence[int]]]) -> dict[Hashable, list[list[float]]]:
-    """Return for each item the probability that response i is better than response j [K, K], given all labelers' rankings.
+    """Map each item to the probabilities [K, K] that response i is better than response j, given all labelers' rankings.
 
-    The probability of a tie is 1 minus those of (i, j) and (j, i). Rounded to four digits. Empty where no item was ranked
-    twice: no reliability is known then.
+    The probability of a tie is 1 minus the sum of the probabilities at (i, j) and (j, i). Probabilities are rounded to four
+    decimal places. The result is empty if no item was ranked twice, because reliability is then unknown.
     """
     patterns = patterns_by_unit(preference_rows(rankings))
     posteriors = estimate_reliability(Counter(patterns.values())).posteriors

@@ -13,11 +13,11 @@ from align.data.conversation import ANSWERS, unambiguous
 from annotation_ui.rendering.markdown import as_messages
 from annotation_ui.tasks import Json
 
-_FORMULA = tuple("=+-@＝＋－＠")  # what begins a formula, in full width, too
+_FORMULA = tuple("=+-@＝＋－＠")  # characters that start a formula, also in full width
 
 
 def to_jsonl(rows: list[Json]) -> bytes:
-    """Return one JSON object per line."""
+    """Serialize rows as JSON Lines."""
     return "".join(json.dumps(unambiguous(row), ensure_ascii=False) + "\n" for row in rows).encode()
 
 
@@ -27,7 +27,7 @@ def assistant_turns(answer: Any) -> Any:
 
 
 def to_parquet(rows: list[Json]) -> bytes:
-    """Return Parquet. If some prompts are texts and some are lists of messages, all become lists."""
+    """Serialize rows as Parquet. If prompts or answers mix strings and lists of messages, convert all to lists."""
     import pyarrow
     import pyarrow.parquet
 
@@ -45,7 +45,7 @@ def to_parquet(rows: list[Json]) -> bytes:
 
 
 def to_csv(rows: list[Json], columns: Sequence[str] = ()) -> bytes:
-    """Return CSV for spreadsheets. No cell can run as a formula. Excel needs the byte order mark to read UTF-8."""
+    """Serialize rows as CSV without formulas, for spreadsheets. Excel needs the byte order mark to detect UTF-8."""
     columns = columns or sorted({field for row in rows for field in row})
     text = io.StringIO()
     writer = csv.writer(text)

@@ -1,7 +1,7 @@
-"""What the answers that count now contribute to the lead's tables, kept in memory and updated from new judgments.
+"""In-memory facts about the current answers, from which the lead's tables are computed.
 
-Judgments are append-only, and an item's answers change only with a new judgment on it. A table therefore needs the items
-with new judgments read again, and no other: `task_facts` does this before a table is computed from the facts of all items.
+Judgments are append-only, so the answers to an item change only when a judgment is added. Before a table is computed,
+`task_facts` rereads the items with new judgments and keeps the facts of all others.
 """
 
 import threading
@@ -23,24 +23,28 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
 from annotation_ui.tasks import TASKS, Json, Task
 
-_CHUNK = 500  # items that a query names
-_LOOKBACK = 1000  # ids: PostgreSQL hands out ids before transactions end, so a lower id can appear after a higher one
+_CHUNK = 500  # items per query
+_LOOKBACK = 1000  # ids; PostgreSQL assigns ids before commit, so a lower id can become visible after a higher one
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class ItemFacts:
-    """One item's part of the tables. Leads' decisions count in `models` alone.
+    """Facts about one item. A lead's decision affects only `is_decided` and, in Compare, `models`.
+
+    For a training item, `seconds`, `agreement`, `units`, `questions` and `models` are empty. For any item with a known
+    answer, `units` and `models` are empty.
 
     Attributes:
-        is_known: the item has a known answer.
-        is_decided: a lead decided it.
-        seconds: labeler -> active seconds; without training items, as all below.
-        agreement: labeler -> sum of the similarities to the others' answers, and their number.
-        units: (scale, level, sorted values), without items with a known answer.
-        questions: question -> answers of the labelers.
-        known_shares: (labeler, whether it is a training item, share of the known answer).
-        models: (model, outcome) in Compare, (model, rating) in Rank, without items with a known answer.
+        item: item id.
+        is_known: whether the item has a known answer.
+        is_decided: whether a lead has decided the item.
+        seconds: labeler -> active seconds.
+        agreement: labeler -> (sum of similarities to the other labelers' answers, number of those answers).
+        units: (scale, level, sorted values) of each unit.
+        questions: question -> (labeler, answer) pairs.
+        known_shares: (labeler, whether this is a training item, matched fraction of the known answer).
+        models: (model, outcome) in Compare, (model, rating) in Rank.
     """
 
     item: int
@@ -56,12 +60,13 @@ class ItemFacts:
 
 @dataclass
 class TaskFacts:
-    """The facts of all items of a task.
+    """Facts about all items of a task.
 
     Attributes:
-        items: by item id, in the order of import.
-        units: (scale, level) -> number of units with the same values.
-        questions: number of questions with the same answers of the same labelers.
+        task: key of `TASKS`.
+        items: item id -> facts. After a full read, items are in import order.
+        units: (scale, level) -> sorted values -> number of units.
+        questions: (labeler, answer) pairs -> number of questions.
     """
 
     task: str
@@ -77,13 +82,13 @@ class TaskFacts:
     _results: dict[str, Any] = field(default_factory=dict)
 
     def result(self, name: str, compute: Callable[[], Result]) -> Result:
-        """Return what `compute` returns, from memory if no judgment is new since the last call."""
+        """Return `compute()`, cached under `name` until a new judgment changes the facts."""
         if name not in self._results:
             self._results[name] = compute()
         return cast(Result, self._results[name])
 
     def update(self, session: Session) -> None:
-        """Read the items with new judgments again."""
+        """Reread the items with new judgments. After any other change, reread all items."""
         deleted = frozenset(session.scalars(select(Batch.id).where(Batch.task == self.task, Batch.deleted_at.is_not(None))))
         total = select(func.count()).select_from(Judgment).scalar_subquery()  # in the same snapshot
         query = (
@@ -94,7 +99,7 @@ class TaskFacts:
         rows = session.execute(query).all() if self._judgments else []
         judgments = rows[0][3] if rows else 0
         if rows and judgments < self._judgments:
-            return  # the session began before the one that read these facts
+            return  # this session's snapshot is older than the facts
         new = [row for row in rows if row[0] not in self._recent]
         if not rows or judgments != self._judgments + len(new) or deleted != self._deleted:
             self._deleted = deleted
@@ -122,7 +127,7 @@ class TaskFacts:
         self._read_items(session)
 
     def _read_items(self, session: Session, items: list[int] | None = None) -> None:
-        """Replace the facts of these items, or of all."""
+        """Replace the facts of the given items. If None, read all items."""
         query = (
             select(
                 *(Item.id, Item.gold, Item.purpose, Item.content["model"], Item.content["also_by"]),
@@ -151,7 +156,7 @@ class TaskFacts:
             self._count(facts, -1)
 
     def _add(self, facts: ItemFacts) -> None:
-        for question, answers in facts.questions.items():  # equal patterns share their memory
+        for question, answers in facts.questions.items():  # equal patterns share one object
             facts.questions[question] = self._interned.setdefault(answers, answers)
         self.items[facts.item] = facts
         self._count(facts, 1)
@@ -167,7 +172,7 @@ _FACTS: WeakKeyDictionary[Any, dict[str, TaskFacts]] = WeakKeyDictionary()  # by
 
 
 def read_facts(database: Database) -> None:
-    """Read the facts of all tasks, which takes seconds with tens of thousands of judgments."""
+    """Read the facts of all tasks. With tens of thousands of judgments, this takes seconds."""
     for task in TASKS:
         with database.read() as session, task_facts(session, task):
             pass
@@ -175,7 +180,7 @@ def read_facts(database: Database) -> None:
 
 @contextmanager
 def task_facts(session: Session, task: str) -> Iterator[TaskFacts]:
-    """The facts of a task with all judgments that the session sees. Other threads wait until the block ends."""
+    """Yield the facts of a task, including all judgments visible to the session. The block holds the task's lock."""
     engine = session.get_bind()
     assert isinstance(engine, Engine)
     facts = _FACTS.setdefault(engine, {}).setdefault(task, TaskFacts(task))
@@ -192,7 +197,7 @@ def _facts_of_item(task: Task, item: int, rows: list[tuple[Any, ...]]) -> ItemFa
     for *_, answer, order, active, labeler, adjudicated in rows:
         canonical = task.canonical(answer or {}, order)
         if adjudicated:
-            decision = canonical  # the last one of several leads
+            decision = canonical  # if several leads decided, the last decision counts
         else:
             answers[labeler], seconds[labeler] = canonical, active
     is_training = purpose == "training"
@@ -217,7 +222,7 @@ def _facts_of_item(task: Task, item: int, rows: list[tuple[Any, ...]]) -> ItemFa
 def _of_models(
     task: str, model: Any, also_by: Any, answers: dict[str, Json], decision: Json | None
 ) -> Iterable[tuple[str | None, Any]]:
-    """The outcome or the rating of each model; a response that several models wrote counts for each."""
+    """Yield (model, outcome or rating). A response written by several models counts once for each of them."""
     for answer in [decision] if decision and task == "compare" else answers.values():
         if task == "compare":
             choice, models = answer["choice"], model or ["first", "second"]

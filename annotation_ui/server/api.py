@@ -1,4 +1,4 @@
-"""The routes that a labeler's browser calls. Each works only on the signed-in user's own assignments."""
+"""Routes called by a labeler's browser. Each route has access only to the signed-in user's assignments."""
 
 import time
 from typing import Annotated
@@ -25,7 +25,7 @@ from annotation_ui.store.schema import Assignment, Batch, Item, Judgment, User
 from annotation_ui.tasks import TASKS, BadInputError, Json, comparable_tasks
 from annotation_ui.tasks.fields import excerpt
 
-HISTORY_PAGE = 20  # answers on one page of a labeler's history
+HISTORY_PAGE = 20  # answers per page of a labeler's history
 AssignmentId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 
 
@@ -43,13 +43,13 @@ def add_routes(app: FastAPI, services: Services) -> None:
 
 
 def _item_routes(services: Services) -> APIRouter:
-    """Tasks, items, drafts, answers and the history of answers."""
+    """Return the routes for tasks, items, drafts, answers and the history of answers."""
     router = APIRouter()
     judgments = services.judgments
 
     @router.get("/tasks")
     def tasks(request: Request) -> Json:
-        """Return the user and the tasks, each with whether the user has an open batch."""
+        """Return the user and the tasks. `open` is true for tasks in which the user has an open batch."""
         user: User = request.state.user
         with services.database.read() as session:
             open_tasks = set(session.scalars(select(Batch.task).where(is_given_to(user.id)).distinct()))
@@ -58,7 +58,7 @@ def _item_routes(services: Services) -> APIRouter:
 
     @router.post("/tasks/{task}/next")
     def next_item(request: Request, task: TaskName, body: Next) -> Json:
-        """Return the labeler's open item of a task, or a new one. Leads get only reopened answers, and no counts."""
+        """Return the labeler's open item of a task, or a new item. Leads get only reopened answers, without counts."""
         user_id, takes_slots = request.state.user.id, request.state.user.role == "labeler"
         assignment = services.leases.next(user_id, task, takes_slots)
         with services.database.read() as session:
@@ -104,10 +104,10 @@ def _item_routes(services: Services) -> APIRouter:
 
 
 def _text_routes(services: Services) -> APIRouter:
-    """Previews, and conversations with a probed model."""
+    """Return the routes for guidelines, previews, and conversations with a probed model."""
     router = APIRouter()
 
-    previews = CapacityLimiter(1)  # a client that requests many waits here, not in the threads that serve others
+    previews = CapacityLimiter(1)  # excess requests wait here instead of blocking the server's threads
 
     @router.post("/guidelines/{number}/read")
     def read_guidelines(request: Request, number: AssignmentId) -> Json:
@@ -128,7 +128,7 @@ def _text_routes(services: Services) -> APIRouter:
 
     @router.get("/assignments/{number}/transcript")
     def transcript(request: Request, number: AssignmentId) -> Json:
-        """Return the conversation, and whether the model is still answering. The conversation may then lack its reply."""
+        """Return the conversation, and whether the model is still replying. The reply may then be missing."""
         answering = services.probing.is_answering(number)
         assignment = services.judgments.load(request.state.user.id, number).assignment
         return {"messages": messages_html(assignment.transcript or []), "answering": answering}
@@ -137,7 +137,7 @@ def _text_routes(services: Services) -> APIRouter:
 
 
 def _decision_routes(services: Services) -> APIRouter:
-    """The route for leads' decisions."""
+    """Return the route for leads' decisions."""
     router = APIRouter()
 
     @router.post("/decide/{task}/next")
@@ -157,13 +157,17 @@ def _decision_routes(services: Services) -> APIRouter:
 def next_decision(
     leases: Leases, user_id: int, task: str, item_id: int | None = None
 ) -> tuple[Assignment | None, float | None, int]:
-    """Open an item for a lead's decision, which takes no slot.
+    """Open an item for a lead's decision, without taking a slot.
 
     Args:
-        item_id: the item; None for the one that this lead has open, else the worst disagreement that they have not skipped.
+        leases: leases of the app.
+        user_id: id of the lead.
+        task: key of `TASKS`.
+        item_id: id of the item. Default: the lead's open item, or else the item with the lowest agreement that the lead has
+            not skipped.
 
     Returns:
-        (its assignment, or None if no disagreement is left; the labelers' agreement; the number of disagreements left).
+        The assignment (None if no disagreement is left), the labelers' agreement, and the number of disagreements left.
     """
     own = (Assignment.user_id == user_id, Assignment.task == task, Assignment.adjudication)
     with leases.database.read() as session:
@@ -211,7 +215,7 @@ def _item_json(services: Services, user_id: int, assignment_id: int) -> Json:
 
 
 def _labelers_answers(services: Services, context: AssignmentContext) -> list[Json]:
-    """Return the labelers' answers in the order shown to the deciding lead."""
+    """Return the labelers' answers in the order shown to the lead."""
     order, task = context.assignment.shown_order, TASKS[context.batch.task]
     query = (
         select(User.pseudonym, Judgment)
@@ -228,7 +232,7 @@ def _labelers_answers(services: Services, context: AssignmentContext) -> list[Js
 
 
 def _page(services: Services, user_id: int, task: str, assignment: Assignment | None) -> Json:
-    """Return an item with the current guidelines and their id, which `unread` repeats until the user has opened them."""
+    """Return an item and the current guidelines. `unread` is the id of the guidelines until the user has opened them."""
     with services.database.read() as session:
         newest, unread = guidelines.newest(session, task), guidelines.unread(session, task, user_id)
     return {
@@ -240,7 +244,7 @@ def _page(services: Services, user_id: int, task: str, assignment: Assignment | 
 
 
 def _training_feedback(services: Services, user_id: int, assignment_id: int) -> Json | None:
-    """Return the feedback after a training item: agreement, known answer in the shown order, and explanation."""
+    """Return the feedback on a training item: agreement, known answer in the shown order, and explanation."""
     context = services.judgments.load(user_id, assignment_id)
     item, order, task = context.item, context.assignment.shown_order, TASKS[context.batch.task]
     if item.purpose != "training" or not item.gold or context.assignment.current_id is None:

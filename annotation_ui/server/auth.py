@@ -17,12 +17,12 @@ from annotation_ui.store.schema import FailedSignIn, SignIn, User
 from annotation_ui.store.users import MAX_NAME, keep_a_lead, lookalike, normal_name, user_named
 
 MIN_PASSWORD, MAX_PASSWORD = 10, 200
-FAILURES, WINDOW_SECONDS = 5, 900.0  # wrong passwords for one name from one address within this time
-NAME_FAILURES = 50  # the same from any addresses, against somebody who changes the address
+FAILURES, WINDOW_SECONDS = 5, 900.0  # failed sign-ins per name and address within this time
+NAME_FAILURES = 50  # failed sign-ins per name from all addresses, against attackers who change the address
 RENEW_SECONDS = 300.0
 _PSEUDONYM = re.compile(r"labeler-[0-9a-f]{8}")
 _HASHER = PasswordHasher()
-# Verified when there is no such user, so that the response takes as long as for a known one.
+# Verified if the user does not exist, so that the response time does not reveal which names exist.
 _UNKNOWN_USER_HASH = _HASHER.hash(secrets.token_hex(16))
 
 
@@ -32,7 +32,7 @@ class TooManyAttemptsError(Exception):
 
 @dataclass(frozen=True)
 class SignedIn:
-    """The user of a session. If `renewed`, the session was extended, and its cookie must be renewed."""
+    """User of a session. If `renewed`, the session was extended and its cookie must be set again."""
 
     user: User
     renewed: bool
@@ -40,13 +40,13 @@ class SignedIn:
 
 @dataclass(frozen=True)
 class Auth:
-    """Users and sessions in `database`; a session lasts `hours` after it was last used."""
+    """Manages users and sessions in `database`. A session expires `hours` after its last use."""
 
     database: Database
     hours: float = 12.0
 
     def create_user(self, name: str, role: str, password: str | None = None) -> str:
-        """Create a user and return the password. Default: a random one."""
+        """Create a user and return the password. Default: a random password."""
         given, name = name, normal_name(name)
         if not name:
             rule = f"letters of one alphabet, digits, '.', '_', '-', '@' and '+' only, at most {MAX_NAME}"
@@ -56,7 +56,7 @@ class Auth:
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
-            for other in session.scalars(select(User.name)):  # `Ann` beside `ann` would be taken for one person
+            for other in session.scalars(select(User.name)):  # `Ann` and `ann` would look like one person
                 if lookalike(other) == lookalike(name):
                     raise UserError(f"user {other!r} already exists")
             pseudonym = f"labeler-{secrets.token_hex(4)}"
@@ -64,7 +64,7 @@ class Auth:
         return password
 
     def set_password(self, name: str, password: str | None = None) -> str:
-        """Set a user's password (default: a random one), end their sessions, and return the password."""
+        """Set a user's password (default: a random password), end the user's sessions, and return the password."""
         password = password or secrets.token_urlsafe(12)
         hashed = hash_password(password)
         with self.database.write() as session:
@@ -75,7 +75,7 @@ class Auth:
         return password
 
     def set_active(self, name: str, active: bool) -> None:
-        """Activate or deactivate a user. Deactivation ends their sessions and keeps their judgments."""
+        """Activate or deactivate a user. Deactivation ends the user's sessions and keeps the judgments."""
         with self.database.write() as session:
             user = user_named(session, name)
             if active:
@@ -94,7 +94,7 @@ class Auth:
             user.role = role
 
     def first_lead(self) -> str | None:
-        """Create the user `lead` if there is no active lead, and return the password, else None."""
+        """Create the user `lead` and return the password, or return None if there is an active lead."""
         with self.database.read() as session:
             if session.scalar(select(User.id).where(User.role == "lead", User.active).limit(1)) is not None:
                 return None
@@ -104,13 +104,13 @@ class Auth:
         return self.create_user("lead", "lead")
 
     def sign_in(self, name: str, password: str, address: str) -> str | None:
-        """Start a session and return its token, or None for a wrong name or password.
+        """Start a session and return its token, or return None if the name or password is wrong.
 
         Raises:
-            TooManyAttemptsError: after too many wrong passwords.
+            TooManyAttemptsError: If sign-in is blocked after too many wrong passwords.
         """
         name = normal_name(name)
-        if not name:  # nobody can have this name, and PostgreSQL cannot store every one
+        if not name:  # no user has an invalid name, and PostgreSQL cannot store some of them
             _verify(_UNKNOWN_USER_HASH, password)
             return None
         attempt = self._begin_attempt(name, address[:64])
@@ -133,7 +133,7 @@ class Auth:
         return token
 
     def signed_in(self, token: str | None) -> SignedIn | None:
-        """Return the user of a token's session, or None. Extend the session, with one write per `RENEW_SECONDS`."""
+        """Return the user of a token's session, or None. Extend the session at most once per `RENEW_SECONDS`."""
         if not token:
             return None
         now = time.time()
@@ -152,8 +152,8 @@ class Auth:
         return SignedIn(row[0], renewed)
 
     def named_by_proxy(self, name: str) -> SignedIn | None:
-        """Return the active user whom the proxy has signed in. No session is stored."""
-        with suppress(UnicodeError):  # headers are read as Latin-1
+        """Return the active user signed in by the proxy. No session is stored."""
+        with suppress(UnicodeError):  # headers are decoded as Latin-1
             name = name.encode("latin-1").decode()
         with self.database.read() as session:
             user = session.scalar(select(User).where(User.name == normal_name(name), User.active))
@@ -166,9 +166,9 @@ class Auth:
                 session.execute(delete(SignIn).where(SignIn.token_hash == _hash_token(token)))
 
     def _begin_attempt(self, name: str, address: str) -> int:
-        """Count an attempt as failed before its password is verified: parallel attempts are counted too.
+        """Record an attempt as failed before verifying the password, so that parallel attempts are counted.
 
-        Names count, not addresses: a lab often shares one address, and one user must not lock out the others.
+        Attempts are counted per name, because users in a lab often share one address and must not lock each other out.
         """
         with self.database.write() as session:
             self.database.lock_table(session, FailedSignIn)

@@ -1,5 +1,8 @@
-"""Request bodies of the labelers' routes, each validated first: text that no database or file
-can hold, a number that JSON does not have, or too deep a structure is refused with one line."""
+"""Request bodies of the labelers' routes.
+
+Validation rejects text that is not valid Unicode, numbers that JSON cannot represent, and structures nested too deeply.
+Each error is one line.
+"""
 
 import math
 from typing import Annotated, Any
@@ -11,7 +14,7 @@ from annotation_ui.tasks.fields import MAX_TEXT, is_unicode
 
 
 def known_task(name: str) -> str:
-    """The name of a task."""
+    """Return the name. Raise ValueError if no task has it."""
     if name not in TASKS:
         raise ValueError("no such task")
     return name
@@ -20,7 +23,7 @@ def known_task(name: str) -> str:
 TaskName = Annotated[str, AfterValidator(known_task)]
 
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
-MAX_DEPTH = 50  # levels of lists and objects within each other
+MAX_DEPTH = 50  # nesting levels of lists and objects
 
 
 class Body(BaseModel):
@@ -29,7 +32,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def check(cls, body: Any) -> Any:
-        """Raise ValueError for values that cannot be stored. Pydantic reports it in one line."""
+        """Raise ValueError if the body contains a value that cannot be stored. Pydantic reports it in one line."""
         level = [body]
         for _ in range(MAX_DEPTH):
             level = [inner for value in level for inner in _inner_values(value)]
@@ -39,50 +42,50 @@ class Body(BaseModel):
 
 
 class Draft(Body):
-    """The body of a draft. The server keeps the draft with the highest `sequence`."""
+    """Body of a draft. The server keeps the draft with the highest `sequence`."""
 
     draft: Json
     sequence: int = Field(ge=0, le=2**31 - 1)
-    seen: int | None = Field(None, ge=0, le=2**31 - 1)  # the newest draft that this window knows
+    seen: int | None = Field(None, ge=0, le=2**31 - 1)  # sequence of the newest draft known to this window
 
 
 class Next(Body):
-    """The body of a request for the next item."""
+    """Body of a request for the next item."""
 
-    midnight: float = Field(0, ge=0, le=1e11)  # when the labeler's day began
+    midnight: float = Field(0, ge=0, le=1e11)  # start of the labeler's day, in seconds since 1970
 
 
 class Submission(Body):
-    """The body of a submit or a skip."""
+    """Body of a submitted answer or a skip."""
 
     request_id: RequestId
     answer: Json = {}
     reason: str = ""
     seconds: float = Field(0, ge=0, le=1e7)
-    guidelines: int | None = Field(None, ge=1, le=2**31 - 1)  # the version that the page showed
+    guidelines: int | None = Field(None, ge=1, le=2**31 - 1)  # version shown on the page
 
 
 class Undo(Body):
-    """The body of an undo, of the last answer or of the given assignment."""
+    """Body of an undo. Default: undo the last answer."""
 
     request_id: RequestId
     assignment: int | None = Field(None, ge=1, le=2**31 - 1)
 
 
 class NextDecision(Body):
-    """The body of a lead's request for a disagreement, by item or the next one."""
+    """Body of a lead's request for a disagreement. Default: the next item."""
 
     item: int | None = Field(None, ge=1, le=2**31 - 1)
 
 
 class Text(Body):
-    """The body of a message or a preview."""
+    """Body of a message or a preview."""
 
     text: str = Field(max_length=MAX_TEXT)
 
 
 def _inner_values(value: Any) -> list[Any]:
-    """The values in a list or an object, after a check of a single value."""
+    """Check a value, and return the values inside it if it is a list or an object."""
     if isinstance(value, str) and not is_unicode(value):
         raise ValueError("not valid Unicode")
     if isinstance(value, float) and not math.isfinite(value):

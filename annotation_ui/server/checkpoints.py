@@ -1,7 +1,8 @@
-"""Models of the Probe task. The two most recently used stay in memory, each in its own process.
+"""Models of the Probe task. The two most recently used models stay in memory, each in its own process.
 
-The lead loads one by name, or the first message of a batch that names a model does. Unloading ends the processes, which
-frees all of their memory. A model that exhausts the memory ends its process, not the app, and no reply delays a labeler.
+A model is loaded by the lead, or by the first message of a batch that names it. Unloading kills the processes, so all of
+their memory is freed. A model that runs out of memory takes down only its own process. The processes run at low priority
+so that replies do not slow down the server.
 """
 
 import multiprocessing
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 MODELS = 2
 """Maximum number of models in memory. Batches that compare two models alternate between them."""
 TEMPERATURE = 0.7
-NICENESS = 5  # the server answers labelers first
+NICENESS = 5  # lower priority than the server
 
 
 @dataclass(frozen=True)
 class Status:
-    """Data for the lead's page. `detail` describes the loaded model or the reason why loading failed."""
+    """State of a model for the lead's page. `detail` describes the loaded model, or gives the reason for a failure."""
 
     state: Literal["none", "loading", "loaded", "failed"] = "none"
     name: str = ""
@@ -38,7 +39,7 @@ class Status:
 
 
 class Piece(NamedTuple):
-    """A piece of a model's reply. If `cut`, the reply ends here, at the token limit."""
+    """Part of a model's reply. `cut` marks the end of a reply that reached the token limit."""
 
     model: str
     text: str
@@ -46,7 +47,7 @@ class Piece(NamedTuple):
 
 
 class _OutOfMemoryError(UserError):
-    """Raised if the process has ended or is out of memory."""
+    """Raised if the model's process has exited or is out of memory."""
 
 
 @dataclass
@@ -57,7 +58,7 @@ class _RunningModel:
     detail: str = ""
 
     def read(self) -> tuple[str, str]:
-        """Return the kind and text of the next message. Raise UserError for an error, or if the process has ended."""
+        """Return (kind, text) of the next message. Raise UserError if it reports an error or the process has exited."""
         try:
             kind, text = self.connection.recv()
         except (EOFError, OSError):
@@ -67,22 +68,22 @@ class _RunningModel:
         return kind, text
 
     def stop(self) -> None:
-        """End the process."""
+        """Kill the process and wait until it has exited."""
         self.process.kill()
         self.process.join()
 
 
 class Checkpoints:
-    """Loads models and generates replies. One operation runs at a time.
+    """Loads models and generates replies, one operation at a time.
 
-    The last model that the lead asked for, and the model of the last message, is that of `status`.
+    `status` describes the model that the lead last requested or that last received a message, whichever is more recent.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._status = Status()
-        self._models: dict[str, _RunningModel] = {}  # by name, the one used last at the end
-        self._requested = ""  # what the lead asked for last and has not unloaded since
+        self._models: dict[str, _RunningModel] = {}  # by name, least recently used first
+        self._requested = ""  # the lead's last request; empty after unloading
 
     @property
     def status(self) -> Status:
@@ -102,13 +103,13 @@ class Checkpoints:
 
         def load_when_free() -> None:
             with self._lock, suppress(UserError):  # `status` shows the error
-                if self._requested == name:  # else it was unloaded, or another model requested, in the meantime
+                if self._requested == name:  # else the lead has unloaded it or requested another model
                     self._ensure_loaded(name)
 
         threading.Thread(target=load_when_free, daemon=True).start()
 
     def unload(self) -> None:
-        """Stop the processes of all models, even during a reply, and cancel a pending load."""
+        """Kill the processes of all models, even during a reply, and cancel a pending load."""
         self._requested = ""
         models, self._models, self._status = self._models, {}, Status()
         for model in models.values():
@@ -118,17 +119,17 @@ class Checkpoints:
         """Yield a model's reply in pieces. An empty name selects the model loaded by the lead.
 
         Raises:
-            UserError: if there is no model, or it cannot answer.
+            UserError: If no model is loaded, loading fails, or the model cannot reply.
         """
         with self._lock:
-            wanted = name or self._requested  # not a model that another batch has loaded
+            wanted = name or self._requested  # never a model loaded by another batch
             if not wanted:
                 raise UserError("no model loaded; ask the lead to load one")
             try:
                 model = self._ensure_loaded(wanted)
             except UserError:
                 raise UserError("the model failed to load; see the lead's page") from None
-            with suppress(OSError):  # of a process that has ended, which `read` reports
+            with suppress(OSError):  # if the process has exited, `read` reports it
                 turns = [{"role": message["role"], "content": message["content"]} for message in messages]
                 model.connection.send((turns, max_new_tokens))
             while (message := model.read())[0] == "piece":
@@ -136,14 +137,14 @@ class Checkpoints:
             yield Piece(wanted, "", cut=message[1] == "cut")
 
     def _ensure_loaded(self, name: str) -> _RunningModel:
-        """Return the model, and start its process unless it is in memory."""
+        """Return the running model. Start its process if it is not in memory."""
         model = self._models.pop(name, None)
         if model is None or not model.process.is_alive():
             self._keep(MODELS - 1)
             try:
                 model = self._start(name)
             except _OutOfMemoryError:
-                if self._status.name != name or not self._keep(0):  # it was unloaded in the meantime, or was alone
+                if self._status.name != name or not self._keep(0):  # unloaded meanwhile, or no other model to stop
                     raise
                 model = self._start(name)
         self._models[name] = model
@@ -152,11 +153,11 @@ class Checkpoints:
         return model
 
     def _keep(self, count: int) -> bool:
-        """Stop all but the `count` most recently used models. Return whether any was stopped."""
+        """Stop all but the `count` most recently used models. Return whether any model was stopped."""
         stopped = list(self._models)[: max(0, len(self._models) - count)]
         for name in stopped:
             model = self._models.pop(name, None)
-            if model is not None:  # else it was unloaded at this moment
+            if model is not None:  # else `unload` has just stopped it
                 model.stop()
         return bool(stopped)
 
@@ -171,7 +172,7 @@ class Checkpoints:
             failed = self._models.pop(name, None)
             if failed is not None:
                 failed.stop()
-            if self._status.name == name:  # else it was unloaded in the meantime
+            if self._status.name == name:  # else it has been unloaded
                 self._status = Status("failed", name, str(error))
             raise (error if isinstance(error, UserError) else UserError(str(error))) from None
         model.detail = f"{description}; loaded in {time.monotonic() - start:.0f} s"
@@ -183,7 +184,7 @@ def _start_process(name: str) -> _RunningModel:
     connection, other = context.Pipe()
     process = context.Process(target=run_model, args=(name, other), daemon=True)
     process.start()
-    other.close()  # `connection` ends with the process
+    other.close()  # so that `connection` reports end of file when the process exits
     return _RunningModel(name, process, connection)
 
 
@@ -191,15 +192,15 @@ def _start_process(name: str) -> _RunningModel:
 
 
 def run_model(name: str, connection: Connection) -> None:
-    """Load a model, and reply to conversations until the app ends.
+    """Load a model and reply to conversations until the app exits.
 
-    It sends ("ready", description), then for each conversation and limit of tokens ("piece", text) any number of times and
-    ("done", "cut" or ""). On a failure, it sends ("error", reason) instead.
+    Sends ("ready", description) after loading. Receives (messages, max_new_tokens) for each reply, and sends ("piece", text)
+    repeatedly, then ("done", "cut" or ""). Sends ("error", reason) if loading or a reply fails.
     """
     os.nice(NICENESS)
-    with suppress(EOFError, OSError):  # the app has ended
+    with suppress(EOFError, OSError):  # raised when the app has exited
         try:
-            resolve_model(name)  # what leads nowhere is refused before the import below, which takes seconds
+            resolve_model(name)  # reject an unknown name before the slow import below
             from align.commands.chat import Speaker
 
             quiet_libraries()
@@ -218,7 +219,7 @@ def run_model(name: str, connection: Connection) -> None:
 
 
 def pieces_of_reply(speaker: "Speaker", messages: list[Any], max_new_tokens: int) -> Iterator[tuple[str, str]]:
-    """Yield ("piece", text) as a reply is generated, and at last ("done", "cut"), or ("done", "") if it ended by itself."""
+    """Yield ("piece", text) while a reply is generated, then ("done", "cut") at the token limit, else ("done", "")."""
     from align.sampling.generation import SamplingParams
 
     sent, ended = 0, False
@@ -235,5 +236,5 @@ def _described(model: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the first line of an error's message, with its type unless it is a UserError."""
+    """Return the first line of an error's message, prefixed with the error's type unless it is a UserError."""
     return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""Errors as pages for browsers and JSON for programs."""
+"""Error responses: pages for browsers, and JSON for programs."""
 
 import sys
 from contextlib import suppress
@@ -41,7 +41,7 @@ _PAGE = Template((Path(__file__).parents[1] / "static" / "login.html").read_text
 
 
 def plain_page(title: str, content: str) -> str:
-    """Return a page outside Gradio, such as the sign-in page. `content` is HTML."""
+    """Return a page without Gradio, such as the sign-in page. `content` is HTML."""
     return _PAGE.substitute(title=escape(title), content=content, root=root_path.get())
 
 
@@ -51,21 +51,21 @@ def wants_page(accept: str) -> bool:
 
 
 def cannot_store(error: OperationalError) -> str:
-    """Log that the database failed, and return a line for programs, which retry."""
-    with suppress(OSError):  # the log may lie on the same disk
+    """Log a database failure, and return the error line for the client, which retries."""
+    with suppress(OSError):  # the log may be on the same full disk
         print(f"align annotate: the database failed: {database_error_line(error)}", file=sys.stderr, flush=True)
     return "cannot store anything at the moment; the page retries"
 
 
 def error_page(status: int, detail: str = "") -> str:
-    """Return the page of an error. `detail` is shown if there is no fixed advice."""
+    """Return an error page. `detail` is shown if the status has no fixed advice."""
     title = _TITLES.get(status, "Request failed")
     advice = detail.capitalize() if status == 403 and detail != LEADS_ONLY else _ADVICE.get(status, detail.capitalize())
     return plain_page(title, f'<p>{escape(advice)}</p><p><a href="{root_path.get()}/">Back to labeling</a></p>')
 
 
 def add_error_pages(app: FastAPI) -> None:
-    """Return errors of the app's routes as pages if a browser asks for one."""
+    """Add exception handlers that return a page if the client accepts HTML, and JSON otherwise."""
 
     def answer(request: Request, status: int, detail: str) -> Response:
         if wants_page(request.headers.get("accept", "")):
@@ -78,7 +78,7 @@ def add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def malformed(request: Request, error: RequestValidationError) -> Response:
-        """Return one line without the value, which may not be encodable."""
+        """Return one line, without the invalid value because it may not be encodable."""
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
         return answer(request, 422, f"{where}: {first['msg']}" if where.isprintable() and where.isascii() else first["msg"])
@@ -89,7 +89,7 @@ def add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     def failed(request: Request, error: Exception) -> Response:
-        """Handle unexpected errors. The traceback goes to the log. The response does not pass the guard."""
+        """Handle an unexpected error. The traceback is logged. Headers are set here because the guard is bypassed."""
         response = answer(request, 500, "internal server error")
         response.headers.update({**PROTECTING, "Cache-Control": "no-store"})
         return response

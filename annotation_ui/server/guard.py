@@ -1,9 +1,9 @@
-"""Access control for the whole app: who may call which path, from which site, with how large a body.
+"""Access control: checks the user, the origin and the body size of every request.
 
-People sign in with a session; programs use a token, which opens the API at /api/v1 and nothing else.
+Users sign in and get a session. Programs use a token, which gives access only to the API at /api/v1.
 
-Every request passes here first: the app's own routes, the labelers' page, and the lead's page with everything that
-Gradio adds to it (its API, queue, uploads and files).
+The guard covers the app's routes, the labelers' page, and the lead's page with everything that Gradio adds (API, queue,
+uploads and files).
 """
 
 import json
@@ -25,12 +25,12 @@ from annotation_ui.server.headers import COOKIE, PROTECTING, bearer_token, same_
 from annotation_ui.server.proxy import ProxySignIn
 from annotation_ui.store.tokens import Tokens
 
-REQUESTS, PER_SECONDS = 120, 60.0  # requests of one token at once, and the time in which as many become allowed again
+REQUESTS, PER_SECONDS = 120, 60.0  # burst size per token, and time to refill it
 
 
 @dataclass
 class RateLimit:
-    """A token bucket per key: `requests` at once, refilled evenly over `seconds`."""
+    """Token bucket per key. Allows bursts of `requests`, refilled evenly over `seconds`."""
 
     requests: int = REQUESTS
     seconds: float = PER_SECONDS
@@ -39,7 +39,7 @@ class RateLimit:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self, key: int) -> int:
-        """Count a request of a key. Return 0, or the seconds until the next one is allowed."""
+        """Count a request of a key. Return 0 if it is allowed, or else the seconds until the next allowed request."""
         rate = self.requests / self.seconds
         with self._lock:
             now = self.clock()
@@ -55,11 +55,11 @@ API_PATH = "/api/v1"
 MAX_BODY, MAX_UPLOAD_BODY = 1_000_000, 300_000_000
 _PUBLIC = ("/login", "/logout", "/healthz", "/favicon.ico")
 _PUBLIC_FILES = ("/ui/", "/assets/", "/static/", "/lead/assets/", "/lead/static/")
-# Everything of Gradio that the labelers' page needs: the page has no events, uploads or files.
+# Gradio paths needed by the labelers' page, which has no events, uploads or files.
 _LABELER_PAGE = ("/", "/config", "/theme.css", "/manifest.json", "/robots.txt", "/gradio_api/startup-events")
 _LABELER_PAGE_FILES = ("/svelte/", "/gradio_api/heartbeat/")
 _APP_ROUTES = ("/api/", "/password")
-# Everything of Gradio that the lead's page needs: it reads files, proxies, runs and more under other paths.
+# Gradio paths needed by the lead's page. Gradio's other paths, such as files and proxies, are blocked.
 _LEAD_PAGE = ("/lead", "/lead/", "/lead/config", "/lead/theme.css", "/lead/manifest.json", "/lead/robots.txt",
               "/lead/gradio_api/queue/data", "/lead/gradio_api/startup-events", "/lead/api",
               "/lead/api/openapi.json")  # fmt: skip
@@ -69,11 +69,11 @@ _LARGE_BODIES = (_UPLOADS, f"{API_PATH}/batches")
 _LEAD_ACTIONS = ("/lead/gradio_api/queue/join", _UPLOADS)
 
 Refusal = tuple[int, str, str | None]
-"""Status, error, and the address to redirect to, if a page needs a session."""
+"""Status, error, and the redirect address if a page needs a session."""
 
 
 class Guard:
-    """ASGI middleware that checks session, role, origin and size of every request."""
+    """ASGI middleware that checks the session, role, origin and size of every request."""
 
     def __init__(self, app: ASGIApp, auth: Auth, https: bool = False, proxy: ProxySignIn | None = None) -> None:
         self.app, self.auth, self.https, self.proxy = app, auth, https, proxy
@@ -83,14 +83,14 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no part of the app uses another protocol
+        if scope["type"] != "http":  # the app uses no other protocol
             return
         try:
             refusal, signed_in = await self._check(scope)
         except OperationalError as error:
             refusal, signed_in = (503, cannot_store(error), None), None
         path, headers, cookie = scope["path"], Headers(scope=scope), None
-        if signed_in and signed_in.renewed:  # the browser has to keep its cookie as long as the server keeps the session
+        if signed_in and signed_in.renewed:  # the cookie must last as long as the session
             cookie = session_cookie(session_token(headers) or "", self.auth.hours, self.https)
         send = _set_headers(send, path, cookie)
         if refusal is not None:
@@ -100,7 +100,7 @@ class Guard:
         await self.app(scope, _limit_body(receive, _body_limit(path)), send)
 
     async def _check(self, scope: Scope) -> tuple[Refusal | None, SignedIn | None]:
-        """Return ((status, error, redirect), or None if the request may pass; the signed-in user)."""
+        """Return the refusal (None if the request is allowed) and the signed-in user."""
         path, headers = _unambiguous_path(scope["path"]), Headers(scope=scope)
         safe = scope["method"] in ("GET", "HEAD")
         if path is None:
@@ -138,7 +138,7 @@ class Guard:
         return (None if known else (404, "no such page", None)), signed_in
 
     async def _check_token(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Authenticate a program by its token, which is stored in the request's state. Cookies are ignored."""
+        """Authenticate a program by its token, and store the token in the request's state. Cookies are ignored."""
         presented = bearer_token(headers)
         token = await to_thread.run_sync(self.tokens.check, presented) if presented else None
         if token is None:
@@ -155,12 +155,12 @@ def _body_limit(path: str) -> int:
 
 
 def _unambiguous_path(path: str) -> str | None:
-    """Return the path, or None if an inner router could parse it differently."""
+    """Return the path, or None if an inner router could interpret it differently."""
     return None if "//" in path or "/../" in f"{path}/" or "\\" in path or "\0" in path else path
 
 
 def _limit_body(receive: Receive, limit: int) -> Receive:
-    """Cut off a body without a declared length at the limit."""
+    """Disconnect when the body exceeds the limit. This covers bodies without a Content-Length header."""
     received = 0
 
     async def receive_limited() -> Message:
@@ -175,7 +175,8 @@ def _limit_body(receive: Receive, limit: int) -> Receive:
 def _set_headers(send: Send, path: str, cookie: str | None) -> Send:
     """Set the security headers of every response, and forbid caching unless the path is a public file.
 
-    Gradio lets every page of this machine's other servers read its answers with the visitor's cookie; these headers go.
+    Gradio's CORS headers are removed. They would let pages of other servers on this machine read responses with the
+    visitor's cookie.
     """
     private = not path.startswith(_PUBLIC_FILES)
 
@@ -188,7 +189,7 @@ def _set_headers(send: Send, path: str, cookie: str | None) -> Send:
                 headers[name] = value
             if private:
                 headers["Cache-Control"] = "no-store"
-            if cookie and COOKIE not in headers.get("set-cookie", ""):  # else this answer signs in or out
+            if cookie and COOKIE not in headers.get("set-cookie", ""):  # else the response signs the user in or out
                 headers.append("set-cookie", cookie)
         await send(message)
 

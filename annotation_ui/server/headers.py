@@ -8,7 +8,7 @@ from starlette.requests import cookie_parser
 COOKIE = "align_session"
 
 PROTECTING = {
-    # Gradio's pages need inline and evaluated script; nothing may be loaded from, or sent to, anywhere else.
+    # Gradio's pages need inline and evaluated scripts. Other origins are blocked.
     "Content-Security-Policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
     "connect-src 'self' data: blob:; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; "
@@ -17,11 +17,11 @@ PROTECTING = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",
 }
-"""Set on every response, errors included."""
+"""Headers of every response, including errors."""
 
 
 def session_cookie(token: str, hours: float, https: bool) -> str:
-    """Return the Set-Cookie header of a session that ends in `hours`. 0 deletes the cookie."""
+    """Return the Set-Cookie header of a session that expires in `hours`. If 0, the cookie is deleted."""
     secure = "; Secure" if https else ""
     return f"{COOKIE}={token}; HttpOnly; Max-Age={int(hours * 3600)}; Path=/; SameSite=lax{secure}"
 
@@ -29,7 +29,7 @@ def session_cookie(token: str, hours: float, https: bool) -> str:
 def session_token(headers: Headers) -> str | None:
     """Return the session token in a request's cookie.
 
-    Python's SimpleCookie would drop it behind a cookie that it cannot read, which any program on this host can set.
+    Python's SimpleCookie would drop it after a malformed cookie, which any other server on this host can set.
     """
     return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
 
@@ -41,7 +41,7 @@ def bearer_token(headers: Headers) -> str | None:
 
 
 def same_origin(headers: Headers) -> bool:
-    """Return whether the request comes from a page of this app. Programs other than browsers send neither header."""
+    """Return whether the request comes from a page of this app, or from a program that sends neither header."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

@@ -1,4 +1,4 @@
-"""The pages outside Gradio: sign in, sign out, change password."""
+"""Pages without Gradio: sign in, sign out, and change the password."""
 
 from html import escape
 from pathlib import Path
@@ -28,7 +28,7 @@ Field = Annotated[str, Form(max_length=200)]
 def add_pages(app: FastAPI, services: Services) -> None:
     """Add /login, /logout, /password, /healthz and the static files to the app."""
     app.mount("/ui", StaticFiles(directory=STATIC), name="ui")
-    # Verifying a password takes long by design: a flood of sign-ins waits here, not in the threads that serve labelers.
+    # Password verification is slow by design. Excess sign-ins wait here instead of blocking the threads that serve labelers.
     passwords = CapacityLimiter(2)
 
     async def sign_in(request: Request, name: str, password: str) -> str | None:
@@ -55,7 +55,7 @@ def add_pages(app: FastAPI, services: Services) -> None:
         local = next.startswith("/") and not next.startswith(("//", "/\\"))
         return _with_cookie(RedirectResponse(next if local else "/", 303), services, token)
 
-    @app.get("/logout")  # else Gradio's route would answer, which signs nobody out
+    @app.get("/logout")  # overrides Gradio's route, which would not end the session
     def logout_page() -> HTMLResponse:
         return _page("Sign out", "")
 

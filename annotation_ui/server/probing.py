@@ -1,7 +1,8 @@
-"""Conversations with a model. A separate thread waits for each reply, so no server thread is blocked.
+"""Conversations with a model. A separate thread waits for each reply, so server threads are not blocked.
 
-The conversation is stored in the assignment's `transcript`, which only this module writes: a labeler's message when it
-arrives, the reply when it is complete. If the browser disconnects or the server crashes, no complete message is lost.
+The conversation is stored in the assignment's `transcript`, which only this module writes. A labeler's message is stored
+when it arrives, and a reply when it is complete. A disconnected browser or a server crash therefore loses no complete
+message.
 """
 
 import asyncio
@@ -16,33 +17,33 @@ from annotation_ui.tasks.base import BadInputError
 from annotation_ui.tasks.probe import MAX_NEW_TOKENS
 
 Messages = list[dict[str, Any]]
-Reply = Callable[[str, Messages, int], Iterator[Piece]]  # of a checkpoint to a conversation, with at most so many tokens
+Reply = Callable[[str, Messages, int], Iterator[Piece]]  # (checkpoint, conversation, maximum tokens) -> pieces
 
 MAX_MESSAGE = 20_000
 MAX_TURNS = 50
 
 
 class Probing:
-    """Conversations of labelers with the model behind `reply` (see `checkpoints`)."""
+    """Manages labelers' conversations with a model. `reply` generates the model's replies (see `checkpoints`)."""
 
     def __init__(self, judgments: Judgments, reply: Reply) -> None:
         self._judgments = judgments
         self._reply = reply
-        # Assignments whose reply is being generated; not stored, because the threads end with the process.
+        # Assignments whose reply is being generated. Not stored, because the threads do not outlive the process.
         self._busy: set[int] = set()
         self._lock = threading.Lock()
 
     def add_message(self, user_id: int, assignment_id: int, text: str) -> tuple[str, Messages, int]:
-        """Store the labeler's message. Return (the batch's checkpoint, the conversation, the token limit of the reply).
+        """Store the labeler's message. Return the batch's checkpoint, the conversation, and the reply's token limit.
 
-        An empty message asks for the reply again after a failure.
+        An empty message requests the reply again after a failure.
         """
         context = self._judgments.load(user_id, assignment_id)
         if context.assignment.state != "leased" or context.assignment.transcript is None:
             raise ConflictError("the item is not open")
         messages = list(context.assignment.transcript)
         if text.strip():
-            if messages and not messages[-1]["content"].strip():  # training reads no conversation with an empty turn in it
+            if messages and not messages[-1]["content"].strip():  # training rejects conversations with an empty turn
                 raise BadInputError("the model's reply is empty; judge it, or skip the item")
             if len(text) > MAX_MESSAGE or len(messages) >= 2 * MAX_TURNS:
                 raise BadInputError("text: the message or the conversation is too long")
@@ -55,21 +56,21 @@ class Probing:
             self._busy.add(assignment_id)
         try:
             self._judgments.save_transcript(user_id, assignment_id, messages)
-        except BaseException:  # a full disk: the labeler sends the message again
+        except BaseException:  # such as a full disk; the labeler can send the message again
             self._end_reply(assignment_id)
             raise
         settings = context.batch.settings
         return str(settings.get("checkpoint", "")), messages, int(settings.get("max_new_tokens", MAX_NEW_TOKENS))
 
     def is_answering(self, assignment_id: int) -> bool:
-        """Return whether the model is generating a reply. The conversation is stored before this ends."""
+        """Return whether a reply is being generated. It stays true until the conversation is stored."""
         with self._lock:
             return assignment_id in self._busy
 
     def stream_reply(
         self, user_id: int, assignment_id: int, checkpoint: str, messages: Messages, max_new_tokens: int
     ) -> AsyncIterator[str]:
-        """Start the reply and return its pieces. It is completed and stored even if they are not read."""
+        """Start generating a reply, and return its pieces. The reply is stored even if the pieces are not read."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None | Exception]()
 
         def put_piece(piece: str | Exception | None) -> None:
@@ -84,7 +85,7 @@ class Probing:
                 answered = [*messages, reply]
                 self._judgments.save_transcript(user_id, assignment_id, answered)
                 put_piece(None)
-            except Exception as error:  # the labeler sees it, and the thread ends
+            except Exception as error:  # reported to the labeler
                 put_piece(error)
             finally:
                 self._end_reply(assignment_id)

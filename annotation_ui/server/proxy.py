@@ -1,4 +1,4 @@
-"""Sign-in by a proxy, which names the user in a header. The header is accepted from the proxy's address only."""
+"""Sign-in by a proxy that names the user in a header. The header is accepted only from the proxy's address."""
 
 import os
 import re
@@ -17,13 +17,13 @@ _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 @dataclass(frozen=True)
 class ProxySignIn:
-    """The header with the user's name, and the only address from which it is accepted."""
+    """Header with the user's name, and the only address from which it is accepted."""
 
     header: str
     address: IPv4Address | IPv6Address
 
     def names(self, scope: Scope, headers: Headers) -> list[str]:
-        """Return the users that the proxy names: one, none for other clients, or several if one was smuggled in."""
+        """Return the users named by the proxy: none for other clients, and several if a client has forged a header."""
         return headers.getlist(self.header) if _address(scope.get(_PEER) or "") == self.address else []
 
 
@@ -42,14 +42,14 @@ def proxy_sign_in(header: str, address: str) -> ProxySignIn | None:
 
 
 class Peer:
-    """ASGI application around the app that keeps the address of the connection, and with `https` reads the proxy's headers.
+    """ASGI wrapper that keeps the address of the connection and, with `https`, reads the proxy's headers.
 
-    A header may replace the address that the app sees, so the sign-in by a proxy must not look at that one.
+    The proxy's headers can replace the client address, so sign-in by a proxy checks the address of the connection.
     """
 
     def __init__(self, app: ASGIApp, https: bool) -> None:
         trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
-        # Without a proxy, a caller on this machine could name any address as its own.
+        # Without a proxy, a local client could claim any address.
         self.app: ASGIApp = ProxyHeadersMiddleware(app, trusted) if https else app  # type: ignore[arg-type, assignment]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +59,7 @@ class Peer:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an IP address. IPv4 written as IPv6 is the same address."""
+    """Parse an IP address. Convert an IPv4-mapped IPv6 address to IPv4."""
     try:
         address = ip_address(text)
     except ValueError:

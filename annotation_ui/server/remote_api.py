@@ -1,6 +1,6 @@
-"""The API for programs at /api/v1: import batches, read their progress, export, and follow new judgments.
+"""API for programs at /api/v1: import batches, read their progress, export, and follow new judgments.
 
-The guard has checked the token before a request comes here. `annotation_ui.client` is the Python side.
+The guard checks the token before a request reaches these routes. `annotation_ui.client` is the Python client.
 """
 
 import json
@@ -33,13 +33,13 @@ from annotation_ui.store.schema import ApiToken
 from annotation_ui.store.tokens import SCOPES
 from annotation_ui.tasks import Json, task_settings
 
-MAX_JUDGMENTS = 1000  # in one response
+MAX_JUDGMENTS = 1000  # per response
 DOCS_PATH, SCHEMA_PATH, DOCS_FILES = "/lead/api", "/lead/api/openapi.json", "/lead/api/files"
 _BEARER = Security(HTTPBearer(auto_error=False, description="A token of `align annotate token create`"))
 
 
 def storable_name(name: str) -> str:
-    """A name as both databases can look it up."""
+    """Return the name. Raise ValueError if PostgreSQL could not look it up."""
     if not name.isprintable():
         raise ValueError("not printable")
     return name
@@ -80,7 +80,7 @@ Exporting = Annotated[ApiToken, _token_with("export")]
 def add_remote_api(app: FastAPI, services: Services) -> None:
     """Add the API's routes, and their documentation for leads."""
     router = APIRouter(prefix=API_PATH, dependencies=[_BEARER])
-    transfers = CapacityLimiter(2)  # a program that starts many waits here, not in the threads that serve labelers
+    transfers = CapacityLimiter(2)  # excess transfers wait here instead of blocking the threads that serve labelers
     _add_batch_routes(router, services, transfers)
     _add_export_routes(router, services, transfers)
     app.include_router(router)
@@ -173,7 +173,7 @@ def _checked_settings(task: str, text: str) -> Json:
 
 
 def _add_docs(app: FastAPI, router: APIRouter) -> None:
-    """FastAPI's page of the API for leads; its script and style come from this server, because no other may be loaded."""
+    """Add FastAPI's documentation page for leads. Scripts and styles come from this server, because others are blocked."""
     from importlib.resources import files
 
     schema = partial(get_openapi, title="Labeling app", version="1", routes=router.routes)

@@ -1,4 +1,4 @@
-"""The root path below which a proxy serves the app, such as /labels."""
+"""Root path below which a proxy serves the app, such as /labels."""
 
 import re
 from contextvars import ContextVar
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from align.core.errors import UserError
 
 root_path: ContextVar[str] = ContextVar("root_path", default="")
-"""The request's root path: empty, or with a leading and no trailing slash."""
+"""Root path of the request. Empty, or starts with a slash and ends without one."""
 _PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 
 
@@ -23,9 +23,9 @@ def checked_root_path(path: str) -> str:
 
 
 class RootPath:
-    """Outer ASGI middleware for a proxy that removes the root path from requests, or leaves it.
+    """Outer ASGI middleware for a proxy that serves the app below a root path, whether or not the proxy removes the path.
 
-    The guard sees paths without it. Redirects of the app get it.
+    The guard sees paths without the root path. Redirects get the root path.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -56,14 +56,14 @@ class RootPath:
         await self.app(scope, receive, send_with_root)
 
     def _with_root(self, location: str, host: str) -> str:
-        """Add the root path to an address of this app. Other addresses are unchanged."""
+        """Add the root path if the address belongs to this app."""
         parts = urlsplit(location)
         own = parts.path.startswith("/") and parts.netloc in ("", host) and not parts.path.startswith(f"{self.root}/")
         return parts._replace(path=self.root + parts.path).geturl() if own else location
 
 
 class BelowRoot:
-    """Inner ASGI middleware that puts the root path before each path, by which mounted apps find their routes."""
+    """Inner ASGI middleware that prefixes each path with the root path, as mounted apps expect."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self.app, self.root = app, root

@@ -1,4 +1,4 @@
-"""The server's settings, and objects shared by its routes and pages."""
+"""Settings of the server, and objects shared by its routes and pages."""
 
 import shutil
 import threading
@@ -18,30 +18,30 @@ from annotation_ui.store.judgments import Judgments
 from annotation_ui.store.leases import Leases
 from annotation_ui.store.schema import Heartbeat
 
-MIN_FREE = 32 * 2**20  # bytes; SQLite needs room to move its log into the database
-KEEP_SECONDS = 2.0  # anyone may ask, but not make the server write all the time
+MIN_FREE = 32 * 2**20  # bytes; SQLite needs space to checkpoint its log
+KEEP_SECONDS = 2.0  # caches the result, because the check writes and needs no sign-in
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options with which `align annotate` was started."""
+    """Options of `align annotate`."""
 
     database: str
     data_dir: Path
     lease_minutes: float = 30
     session_hours: float = 12
-    https: bool = False  # the server is behind a TLS proxy: send cookies over https only
+    https: bool = False  # behind a TLS proxy; send cookies only over https
     proxy: ProxySignIn | None = None  # a proxy that signs users in
-    root_path: str = ""  # the path of a proxy below which the app is served, such as /labels
+    root_path: str = ""  # path below which a proxy serves the app, such as /labels
 
     @property
     def exports(self) -> Path:
-        """The folder of exports."""
+        """Folder of exports."""
         return self.data_dir.resolve() / "exports"
 
     @property
     def uploads(self) -> Path:
-        """The folder of uploads."""
+        """Folder of uploads."""
         return self.data_dir.resolve() / "uploads"
 
 
@@ -54,7 +54,7 @@ class Health:
         self._checked_at, self._problem = float("-inf"), ""
 
     def problem(self) -> str:
-        """Return why the server cannot store anything, or an empty text."""
+        """Return the reason why the server cannot store anything, or an empty string."""
         with self._lock:
             if time.monotonic() - self._checked_at >= KEEP_SECONDS:
                 self._problem = self._find_problem()
@@ -75,7 +75,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Services:
-    """A database and the objects that work on it."""
+    """Database, and the objects that use it."""
 
     settings: Settings
     database: Database

@@ -1,9 +1,9 @@
-"""Uploads and downloads of the lead's page, which bypass Gradio.
+"""Uploads and downloads of the lead's page. They bypass Gradio.
 
-Gradio copies every file that passes through it into a temporary folder, where it stays, and it opens whatever file a
-request names. Opening the SQLite file in this process would even drop the locks that SQLite holds on it
-(https://www.sqlite.org/howtocorrupt.html, section 2.2). Here an upload lies in a folder that only this user can read
-until it is imported, and a download can only be a file that an export wrote.
+Gradio copies each file to a temporary folder and never removes it, and it opens any file that a request names. Opening the
+SQLite file in this process would also drop the locks that SQLite holds on it
+(https://www.sqlite.org/howtocorrupt.html, section 2.2). Here, an upload stays in a folder that only this user can read
+until it is imported. Only exported files can be downloaded.
 """
 
 import re
@@ -31,10 +31,11 @@ _EXPORT = re.compile(rf"[a-z_]+-[0-9-]{{15}}-[0-9a-f]{{8}}\.(?:{'|'.join(FORMATS
 
 @contextmanager
 def uploaded(settings: Settings, key: str) -> Iterator[Path]:
-    """Yield the file of an upload, and remove it afterwards.
+    """Yield the path of an uploaded file, and remove it afterwards.
 
     Args:
-        key: the value that the page's files.js returned: a key, or the reason why there is none.
+        settings: settings of the server.
+        key: key returned by files.js on the page, or an error message if the upload failed.
     """
     if not _UPLOAD.fullmatch(key):
         raise UserError(key or "select a file first")
@@ -50,7 +51,7 @@ def uploaded(settings: Settings, key: str) -> Iterator[Path]:
 def add_transfers(app: FastAPI, services: Services) -> None:
     """Add the routes for uploads and exports below /lead, which only leads can access."""
     settings = services.settings
-    shutil.rmtree(settings.uploads, ignore_errors=True)  # nothing that an earlier process received is still wanted
+    shutil.rmtree(settings.uploads, ignore_errors=True)  # uploads of an earlier process are no longer needed
     for folder in (settings.uploads, settings.exports):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -65,10 +66,10 @@ def add_transfers(app: FastAPI, services: Services) -> None:
 
 
 async def receive(settings: Settings, request: Request, name: str) -> str:
-    """Store a request's body as an upload in a folder with a random name, and return its key.
+    """Store a request's body as an upload in a folder with a random name, and return the upload's key.
 
     Raises:
-        HTTPException: if no file can have this name, or the body is too large, is broken off or cannot be stored.
+        HTTPException: If the file name is invalid, or the body is too large, incomplete or cannot be stored.
     """
     if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name.encode()) > 255:
         raise HTTPException(422, "the name of the file is not valid: rename it")
@@ -97,7 +98,7 @@ def new_export_path(settings: Settings, record: str, kind: str) -> Path:
 
 
 def export_file(settings: Settings, name: str) -> Response:
-    """Return the response with an export's file."""
+    """Return an exported file as a response."""
     path = settings.exports / name
     if not _EXPORT.fullmatch(name) or not path.is_file():
         raise HTTPException(404, "no such export")

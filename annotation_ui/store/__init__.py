@@ -1,1 +1,1 @@
-"""The database: tables, transactions, leases, judgments, batches and their import. No module knows the web server."""
+"""Database: tables, transactions, leases, judgments, batches and their import. Independent of the web server."""

@@ -1,4 +1,4 @@
-"""The audit trail of tokens, data and personal data. Records are append-only."""
+"""Audit trail of changes to tokens, data and personal data. Records are append-only."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from annotation_ui.tasks import Json
 
 @dataclass(frozen=True)
 class Actor:
-    """The lead or token that acts. Neither: a shell command or the server."""
+    """Lead or token that performs an action. Default: a shell command or the server."""
 
     user_id: int | None = None
     token_id: int | None = None
@@ -21,12 +21,12 @@ SHELL = Actor()
 
 
 def record(session: Session, action: str, detail: Json, by: Actor = SHELL) -> None:
-    """Add a record to the open transaction. `detail` must not name a person, because a name can be erased later."""
+    """Add a record to the open transaction. `detail` must not contain users' names, because a name can be erased later."""
     session.add(AuditRecord(action=action, detail=detail, user_id=by.user_id, token_id=by.token_id))
 
 
 def records(session: Session, limit: int = 100) -> list[Json]:
-    """Return the newest records first, with the name of the lead or token."""
+    """Return the newest `limit` records, newest first, with the name of the lead or token."""
     query = (
         select(AuditRecord, User.name, ApiToken.name)
         .outerjoin(User, User.id == AuditRecord.user_id)

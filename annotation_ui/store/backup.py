@@ -1,4 +1,4 @@
-"""Backup and restoration of a SQLite database. For PostgreSQL, use pg_dump and pg_restore."""
+"""Back up and restore a SQLite database. For PostgreSQL, use pg_dump and pg_restore."""
 
 import os
 import shutil
@@ -23,8 +23,8 @@ _LOGS = ("-wal", "-shm", "-journal")
 def back_up(source: Path, target: Path) -> None:
     """Copy a snapshot of a SQLite database while other processes use it.
 
-    The copy is written under a hidden name and gets its own once it is checked and on disk, so a killed process leaves no
-    file of that name.
+    The copy is written to a hidden file and renamed once it is checked and synced to disk. A killed process therefore never
+    leaves an incomplete file at `target`.
     """
     if target.exists():
         raise UserError(f"{target}: already exists")
@@ -32,7 +32,7 @@ def back_up(source: Path, target: Path) -> None:
         try:
             with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(partial)) as copy:
                 database.backup(copy)
-                copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+                copy.execute("PRAGMA journal_mode=DELETE")  # one file, without a separate log
             _check(partial)
         except sqlite3.Error as error:
             raise UserError(f"{target}: {error}") from None
@@ -44,14 +44,20 @@ def back_up(source: Path, target: Path) -> None:
 
 
 def restore(backup: Path, file: Path) -> Path | None:
-    """Replace a database that is not in use by a backup.
+    """Replace a database with a backup. The database must not be in use.
 
-    The backup is checked and brought to the newest schema in a copy first. All sessions in it end. The old database is kept
-    under another name, which is returned.
+    A copy of the backup is first checked and upgraded to the newest schema, and its sessions are deleted.
+
+    Args:
+        backup: file written by `back_up`.
+        file: database to replace.
+
+    Returns:
+        New path of the replaced database, or None if there was no database.
 
     Raises:
-        UserError: if the backup is not one, if a log beside it holds changes that it lacks, or if a process has the database
-            open. Nothing has changed then.
+        UserError: If the backup is invalid, a log next to it has changes that the file lacks, or a process has the database
+            open. The database is then unchanged.
     """
     if not backup.is_file():
         raise UserError(f"{backup}: no such file")
@@ -72,7 +78,7 @@ def restore(backup: Path, file: Path) -> Path | None:
         ending = f".before-restore-{time.strftime('%Y%m%d-%H%M%S')}"
         kept = file.with_name(file.name + ending)
         if not file.exists():
-            for log in _LOGS:  # SQLite would take the log of a lost database for that of the new one
+            for log in _LOGS:  # SQLite would apply the log of a lost database to the new one
                 with suppress(FileNotFoundError):
                     file.with_name(file.name + log).rename(file.with_name(file.name + log + ending))
             os.replace(partial, file)
@@ -80,14 +86,14 @@ def restore(backup: Path, file: Path) -> Path | None:
         with _alone(file):
             os.link(file, kept)
             os.replace(partial, file)
-            for log in _LOGS:  # it belongs to the old file, which holds all that was in it
+            for log in _LOGS:  # belongs to the old file and is already merged into it
                 file.with_name(file.name + log).unlink(missing_ok=True)
             sync(file.parent)
         return kept
 
 
 def _prepare(file: Path) -> None:
-    """Upgrade the copy of a backup, end its sessions, and record the restoration."""
+    """Upgrade the copy of a backup, delete its sessions, and record the restoration."""
     database = Database(f"sqlite:///{file}")
     try:
         database.upgrade()
@@ -102,7 +108,7 @@ def _prepare(file: Path) -> None:
 
 @contextmanager
 def _new_database(target: Path) -> Iterator[Path]:
-    """Yield a hidden name next to `target` for a new database. Remove it and its logs at the end."""
+    """Yield the path of a new hidden file next to `target`. Remove the file and its logs at the end, if they still exist."""
     partial = target.with_name(f".{target.name}-{uuid.uuid4().hex}{PARTIAL}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +126,7 @@ def _check(file: Path) -> None:
     """Check that a file is an intact database of this app.
 
     Raises:
-        sqlite3.Error: if it is damaged, not a database, or one of another program.
+        sqlite3.Error: If it is damaged, not a database, or a database of another program.
     """
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("SELECT id FROM judgments LIMIT 1")
@@ -131,10 +137,10 @@ def _check(file: Path) -> None:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Lock a database exclusively, and move its log into it.
+    """Lock a database exclusively, and merge its log into it.
 
-    A connection holds a shared lock on a database in WAL mode as long as it is open, so leaving that mode fails while
-    another one is.
+    Every open connection holds a shared lock on a database in WAL mode, so leaving that mode fails while another connection
+    is open.
     """
     with closing(sqlite3.connect(file, timeout=1, isolation_level=None)) as connection:
         try:

@@ -20,15 +20,15 @@ MAX_PRIORITY = 1_000_000
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """The settings of a batch that a lead can change.
+    """Settings of a batch that a lead can change.
 
     Attributes:
-        name: not used by another batch.
-        labelers_per_item: number of labelers of each item. Lowering it removes no judgments.
+        name: name of the batch, which must be unique.
+        labelers_per_item: number of labelers per item. Lowering it removes no judgments.
         priority: batches with a higher priority come first.
-        open: whether its items are assigned.
-        labelers: names of those who get its items; empty: everybody. Items that others have open stay with them until they
-            submit, skip or let their time run out.
+        open: whether items are assigned to labelers.
+        labelers: names of the assigned labelers. Default: all labelers. Other labelers keep the items that they have open
+            until they submit or skip them, or the lease expires.
     """
 
     name: str
@@ -39,7 +39,7 @@ class BatchSettings:
 
 
 def check_name(name: str) -> str:
-    """Return a batch name without surrounding spaces. Raise UserError if it is invalid."""
+    """Strip surrounding spaces from a batch name. Raise UserError if the name is invalid."""
     name = name.strip()
     if not name or len(name) > MAX_NAME or not name.isprintable():
         raise UserError(f"batch names must have 1 to {MAX_NAME} printable characters")
@@ -47,13 +47,13 @@ def check_name(name: str) -> str:
 
 
 def name_taken_error(batch: Batch) -> UserError:
-    """Return the error for a name that another batch has."""
+    """Return the error for a name that is already used by a batch."""
     hint = "" if batch.deleted_at is None else " (deleted); restore and rename it on the lead's page to reuse the name"
     return UserError(f"batch {batch.name!r} already exists{hint}")
 
 
 def check_numbers(labelers_per_item: int, priority: int) -> None:
-    """Check that the labelers per item and the priority are in range."""
+    """Raise UserError if the labelers per item or the priority are out of range."""
     if not 1 <= labelers_per_item <= MAX_LABELERS_PER_ITEM:
         raise UserError(f"labelers_per_item {labelers_per_item}: must be 1 to {MAX_LABELERS_PER_ITEM}")
     if abs(priority) > MAX_PRIORITY:
@@ -68,7 +68,14 @@ def stored_settings(session: Session, batch: Batch) -> BatchSettings:
 
 
 def change_batch(database: Database, name: str, new: BatchSettings, version: int) -> int:
-    """Change all settings of a batch at `version`, which the lead has seen, and return the new version."""
+    """Change the settings of a batch and return the new version.
+
+    Args:
+        database: database of the app.
+        name: current name of the batch.
+        new: new settings.
+        version: version of the settings shown to the lead. UserError is raised if another lead has changed them since.
+    """
     with database.write() as session:
         batch = _batch(session, name)
         if batch.version != version:
@@ -80,7 +87,7 @@ def change_batch(database: Database, name: str, new: BatchSettings, version: int
         other = session.scalar(select(Batch).where(Batch.name == new_name, Batch.id != batch.id))
         if other is not None:
             raise name_taken_error(other)
-        if new.labelers_per_item != batch.labelers_per_item:  # labelers who passed an item find it again
+        if new.labelers_per_item != batch.labelers_per_item:  # labelers who have passed an item get it again
             needed = case((Item.taken > new.labelers_per_item, Item.taken), else_=new.labelers_per_item)
             counted = update(Item).where(Item.batch_id == batch.id, Item.gold.is_(None))
             session.execute(counted.values(needed=needed, returned=True).execution_options(synchronize_session=False))
@@ -100,7 +107,7 @@ def set_open(database: Database, name: str, is_open: bool) -> None:
 
 
 def delete_batch(database: Database, name: str) -> bool:
-    """Delete a batch and return True. If it has work, hide it and return False: no judgment or draft is lost."""
+    """Delete a batch and return True. If it has judgments or drafts, hide it instead and return False."""
     with database.write() as session:
         batch = _batch(session, name)
         if not has_work(session, batch):
@@ -112,7 +119,7 @@ def delete_batch(database: Database, name: str) -> bool:
         batch.version += 1
         leased = (Assignment.batch_id == batch.id, Assignment.state == "leased")
         for assignment in session.scalars(select(Assignment).where(*leased).with_for_update()):
-            if assignment.current_id is not None:  # reopened: the earlier answer stays
+            if assignment.current_id is not None:  # reopened for editing; the earlier answer stays
                 assignment.state = "done"
                 continue
             assignment.state = "expired"
@@ -140,7 +147,7 @@ def restore_batch(database: Database, name: str) -> None:
 
 
 def set_labelers(session: Session, batch: Batch, labelers: tuple[str, ...]) -> None:
-    """Assign a batch to these labelers. Empty: to all labelers."""
+    """Assign a batch to the given labelers. If empty, assign it to all labelers."""
     names = {stored_name(each) for each in labelers}
     ids = {user.name: user.id for user in session.scalars(select(User).where(User.name.in_(names)))}
     unknown = sorted(names - set(ids))

@@ -13,14 +13,19 @@ from annotation_ui.tasks import TASKS, Json
 
 @dataclass(frozen=True)
 class CurrentJudgment:
-    """A current judgment: neither undone nor replaced by an edit.
+    """A judgment that is neither undone nor replaced by an edit.
 
     Attributes:
-        answer: in the item's stored order.
-        adjudicated: whether it is a lead's decision.
-        overruled: whether a lead's decision on the item replaces it. Of several decisions, the last one counts.
-        rules: those that the labeler saw.
-        guidelines: the number of the version that the labeler's page showed, from 1; None if it is unknown.
+        item: item that was judged.
+        batch: batch of the item.
+        judgment: stored judgment.
+        labeler: pseudonym of the labeler.
+        answer: answer in the imported order of responses.
+        adjudicated: whether this is a lead's decision.
+        overruled: whether a lead's decision on the item replaces this judgment. If there are several decisions, the last one
+            counts.
+        rules: rules shown to the labeler.
+        guidelines: version number of the guidelines shown to the labeler, from 1, or None if unknown.
     """
 
     item: Item
@@ -42,7 +47,7 @@ def current_judgments(
     items: Sequence[int] | None = None,
     skips: bool = False,
 ) -> list[CurrentJudgment]:
-    """Return the current judgments in order of item and time, or with `skips` the skips that were not undone."""
+    """Return the current judgments in order of item and time. With `skips`, return skips that were not undone instead."""
     newest = select(func.max(Judgment.id)).where(Judgment.assignment_id == Assignment.id).correlate(Assignment)
     skipped = and_(Assignment.state == "skipped", Judgment.id == newest.scalar_subquery())
     query = (
@@ -64,7 +69,7 @@ def current_judgments(
     rule_sets = session.scalars(select(RuleSet).where(RuleSet.id.in_(stored))) if stored else ()
     rules = {rule_set.id: rule_set.content["rules"] for rule_set in rule_sets}
     numbers = guidelines.numbers(session)
-    decisions = {item.id: judgment.id for item, _, judgment, _, adjudicated in rows if adjudicated}  # the last one of each
+    decisions = {item.id: judgment.id for item, _, judgment, _, adjudicated in rows if adjudicated}  # last one per item
     return [
         CurrentJudgment(
             item,

@@ -1,7 +1,7 @@
-"""Opens the database; the only module that distinguishes SQLite from PostgreSQL.
+"""Database connections and transactions on SQLite or PostgreSQL.
 
-`write()` is a transaction that is on disk when it ends without an error. SQLite takes one writer at a time: a lock in
-this process queues them fairly instead of letting SQLite poll, and BEGIN IMMEDIATE keeps other processes out.
+A transaction of `write()` is on disk once it has ended without an error. SQLite allows one writer at a time. Within this
+process, a lock queues writers fairly, whereas SQLite would poll. BEGIN IMMEDIATE excludes other processes.
 """
 
 import os
@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from align.core.errors import UserError
 from annotation_ui.store.schema import Base, create_tables
 
-POOL_SIZE = 40  # the web server's thread pool has 40 workers: none of them waits for a connection
+POOL_SIZE = 40  # one connection per worker thread of the web server
 DATA_DIR = Path("runs/annotate")
 """Default folder of the SQLite database."""
 
@@ -36,7 +36,7 @@ def sqlite_url(folder: Path) -> str:
 
 
 class Database:
-    """Engine, transactions and migrations of one database URL."""
+    """Engine, transactions and migrations for a database URL."""
 
     def __init__(self, url: str) -> None:
         self.engine = _engine(url)
@@ -47,24 +47,24 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """Open a session that commits at the end and rolls back on an error."""
+        """Open a session that commits at the end of the block and rolls back on an error."""
         with self._lock, Session(self._writing, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a read-only session on one snapshot of the database."""
+        """Open a read-only session on a snapshot of the database."""
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
 
     def empty_log(self, seconds: float) -> bool:
-        """Move SQLite's log, which holds earlier versions of changed text, into the database, and empty it.
+        """Merge SQLite's log into the database and truncate it. The log contains earlier versions of changed text.
 
         Args:
-            seconds: how long to wait for connections that read or write. No other connection can write meanwhile.
+            seconds: maximum time to wait for other connections. No other connection can write in the meantime.
 
         Returns:
-            Whether it is empty; False if a connection still reads. PostgreSQL has no such log.
+            Whether the log is empty. False if a connection is still reading. Always True for PostgreSQL.
         """
         if not self.is_sqlite:
             return True
@@ -95,7 +95,7 @@ class Database:
         return current, ScriptDirectory.from_config(_alembic_config()).get_current_head()
 
     def lock_table(self, session: Session, table: type[Base]) -> None:
-        """Lock a table against other writers until the transaction ends; SQLite has only one writer anyway."""
+        """Lock a table against other writers until the transaction ends. Not needed for SQLite, which has one writer."""
         if not self.is_sqlite:
             session.execute(text(f"LOCK TABLE {table.__tablename__} IN SHARE ROW EXCLUSIVE MODE"))
 
@@ -117,7 +117,7 @@ def _alembic_config() -> Config:
 def _engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError: a port that is no number
+    except (ArgumentError, ValueError):  # ValueError if the port is not a number
         raise UserError(f"not a database URL: {url!r} (sqlite:///file.db or postgresql://user@host/name)") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -133,9 +133,9 @@ def _engine(url: str) -> Engine:
 
 
 def keep_private(file: Path) -> None:
-    """Let only the owner of the database read it; SQLite gives its log the same mode.
+    """Make the database readable only by its owner. SQLite gives its log the same mode.
 
-    An existing file is not opened: closing it would drop the locks that SQLite has in this process.
+    An existing file is not opened, because closing it would drop the locks that SQLite holds in this process.
     """
     try:
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
@@ -148,11 +148,12 @@ def keep_private(file: Path) -> None:
 
 
 def _sqlite_settings(connection: Any, _: Any) -> None:
-    """WAL lets readers work during a write; synchronous=FULL puts every commit on disk before it is acknowledged.
+    """Set the pragmas of a new SQLite connection.
 
-    secure_delete=ON overwrites deleted text with zeros, as drafts and the text of a person who is forgotten.
+    WAL lets readers work during a write. synchronous=FULL writes every commit to disk before it is acknowledged.
+    secure_delete=ON overwrites deleted text with zeros, such as drafts and the remarks of a forgotten user.
     """
-    connection.isolation_level = None  # SQLAlchemy sends BEGIN, not the driver
+    connection.isolation_level = None  # SQLAlchemy sends BEGIN instead of the driver
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON", "busy_timeout=30000"):
         connection.execute(f"PRAGMA {pragma}")
 

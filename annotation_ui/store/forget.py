@@ -1,4 +1,4 @@
-"""Erasure of a person's name, remarks and sessions. Judgments are kept under the pseudonym."""
+"""Erase a user's name, remarks and sessions. Judgments are kept under the pseudonym."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,22 +15,23 @@ from annotation_ui.store.users import keep_a_lead, user_named
 from annotation_ui.tasks import Json
 
 FREE_TEXT = ("comment", "note", "reason")
-"""Fields of answers with remarks. Demonstrations and conversations are kept."""
-LOG_WAIT_S = 10.0  # other processes wait 30 s for a write
+"""Answer fields with remarks, which are erased. Demonstrations and conversations are kept."""
+LOG_WAIT_S = 10.0  # less than the 30 s for which other processes wait to write
 _CHUNK = 500
 
 
 def forget(database: Database, name: str) -> tuple[str, int]:
-    """Rename a user to the pseudonym of the exports, end the user's access, and blank comments, notes and reasons.
+    """Rename a user to their pseudonym, end their access, and blank their comments, notes and reasons.
 
-    This is the only change that the app makes to stored judgments. It is one transaction with a record in the audit trail.
-    SQLite's log, which holds the earlier text, is emptied afterwards.
+    The app changes stored judgments only here, in one transaction with a record in the audit trail. SQLite's log still
+    contains the earlier text, so it is emptied afterwards.
 
     Returns:
-        (the pseudonym, the number of judgments whose remarks were blanked).
+        The pseudonym, and the number of judgments with blanked remarks.
 
     Raises:
-        UserError: also if a program reads SQLite's log. The changes are stored then; a call with the pseudonym empties it.
+        UserError: If the user does not exist or is the only active lead, or if SQLite's log is in use and cannot be emptied.
+            In the last case, the changes are stored. Call the function again with the pseudonym to empty the log.
     """
     with database.write() as session:
         user = user_named(session, name)
@@ -78,7 +79,7 @@ def _blank_judgments(session: Session, user_id: int) -> int:
 
 @contextmanager
 def _judgments_unlocked(session: Session, is_sqlite: bool) -> Iterator[None]:
-    """Disable the trigger that keeps judgments append-only, within the open transaction."""
+    """Disable the trigger that keeps judgments append-only inside the block, within the open transaction."""
     if is_sqlite:
         name = "judgments_no_update"
         stored = text("SELECT sql FROM sqlite_master WHERE type = 'trigger' AND name = :name")

@@ -1,4 +1,4 @@
-"""Guidelines of each task: immutable Markdown versions, and a record of who has opened which."""
+"""Guidelines of each task: immutable Markdown versions, and records of the users who have opened each version."""
 
 import re
 from collections import Counter
@@ -14,27 +14,35 @@ from annotation_ui.tasks.fields import is_unicode
 
 MAX_LENGTH = 100_000  # characters
 PACKAGE_GUIDELINES = package_data_root() / "forms" / "guidelines"
-"""Drafts, TASK.md. The lead's page offers them for tasks without guidelines."""
-# A line break within a paragraph or a point of a list: the next line begins no point, heading, quotation or row of a table.
+"""Drafts (TASK.md). The lead's page offers them for tasks without guidelines."""
+# A line break within a paragraph or list item: the next line does not start a list item, heading, quotation or table row.
 _WRAPPED = re.compile(r"(?<=[^\n|])\n[ ]*(?![ ]*(?:[-*+] |\d+\. |[#>|]|\n|$))")
 
 
 def newest(session: Session, task: str) -> Guideline | None:
-    """Return the version of a task's guidelines that labelers see."""
+    """Return the newest version of a task's guidelines, which is shown to labelers."""
     return session.scalar(select(Guideline).where(Guideline.task == task).order_by(Guideline.id.desc()).limit(1))
 
 
 def draft(task: str) -> str:
-    """Return the task's draft, if any. Labelers do not see it until a lead saves it.
+    """Return the task's draft, or an empty string. Labelers do not see it until a lead saves it.
 
-    Its lines are joined to paragraphs: the app shows a line break wherever one is written.
+    The lines of a paragraph are joined, because the app renders every line break.
     """
     path = PACKAGE_GUIDELINES / f"{task}.md"
     return _WRAPPED.sub(" ", path.read_text(encoding="utf-8")) if path.is_file() else ""
 
 
 def save(database: Database, task: str, text: str, author_id: int, edited: int) -> int:
-    """Store a new version of a task's guidelines and return its id. `edited`: the id of the version it is based on, or 0."""
+    """Store a new version of a task's guidelines and return its id.
+
+    Args:
+        database: database of the app.
+        task: key of `TASKS`.
+        text: Markdown text.
+        author_id: id of the lead.
+        edited: id of the version on which the text is based, or 0. UserError is raised if a newer version exists.
+    """
     if len(text) > MAX_LENGTH or "\0" in text or not is_unicode(text):
         raise UserError(f"guidelines: must be text of at most {MAX_LENGTH} characters")
     with database.write() as session:
@@ -61,13 +69,13 @@ def unread(session: Session, task: str, user_id: int) -> Guideline | None:
 def mark_read(database: Database, guideline_id: int, user_id: int) -> None:
     """Record that a labeler has opened this version. Unknown versions are ignored."""
     with database.write() as session:
-        session.get(User, user_id, with_for_update=True)  # two tabs may report at once
+        session.get(User, user_id, with_for_update=True)  # two tabs may report simultaneously
         if session.get(Guideline, guideline_id) and not session.get(GuidelineRead, (guideline_id, user_id)):
             session.add(GuidelineRead(guideline_id=guideline_id, user_id=user_id))
 
 
 def numbers(session: Session) -> dict[int, int]:
-    """Map version ids to version numbers, which start from 1 for each task."""
+    """Map version ids to version numbers. Numbers start at 1 for each task."""
     counts: Counter[str] = Counter()
     found = {}
     for version, task in session.execute(select(Guideline.id, Guideline.task).order_by(Guideline.id)):

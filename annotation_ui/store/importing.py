@@ -1,8 +1,8 @@
 """Imports JSON Lines files of prompts or samples as batches. Errors name the line.
 
-A row is `{"prompt": ...}` or what `align sample` writes, `{"prompt", "responses", "model", "id"}`; most tasks make one
-item of it. A known answer under `gold` makes the item an attention item, which is mixed into every labeler's work, or
-with `"training": true` a training item, which comes before it; `explanation` is shown after a training item.
+A row is `{"prompt": ...}` or the output of `align sample`, `{"prompt", "responses", "model", "id"}`. Most tasks create one
+item per row. A row with a known answer (`gold`) is an attention item, which is mixed into every labeler's work. With
+`"training": true`, it is a training item, which comes before the work, and `explanation` is shown after the answer.
 """
 
 import json
@@ -27,19 +27,19 @@ from annotation_ui.tasks import TASKS, BadInputError, Json, Task
 from annotation_ui.tasks.fields import text_field
 
 MAX_BYTES = 256 * 1024 * 1024
-MAX_ROW = 2_000_000  # characters: all of a row is rendered and sent to a browser at once
-_CHUNK = 500  # items in one transaction, during which nobody else can write to SQLite
+MAX_ROW = 2_000_000  # characters; a row is rendered and sent to the browser at once
+_CHUNK = 500  # items per transaction, which blocks other writers on SQLite
 _REMOVE_CHUNK = 2000
 
 
 @dataclass(frozen=True)
 class NewBatch:
-    """The lead's choices for a batch; its `BatchSettings` explain the others.
+    """Options of a new batch. `BatchSettings` describes those not listed here.
 
     Attributes:
-        task: a name in `annotation_ui.tasks.TASKS`.
-        rule_set: the name of a stored rule set, for the tasks that need one.
-        settings: those of the task (`Task.settings`), and `attention_every`.
+        task: key of `annotation_ui.tasks.TASKS`.
+        rule_set: name of a stored rule set, if the task needs one.
+        settings: settings of the task (`Task.settings`), and `attention_every`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class NewBatch:
 
 
 def import_file(database: Database, batch: NewBatch, path: Path, name: str = "", by: Actor = SHELL) -> int:
-    """Import a file, all or nothing, and return the number of items. Errors name it `name`, or its path."""
+    """Import a file, all or nothing, and return the number of items. Errors name the file `name` (default: its path)."""
     name = name or str(path)
     if path.suffix.lower() != ".jsonl":
         raise UserError(f"{name}: not a .jsonl file (one JSON object per line)")
@@ -87,8 +87,8 @@ def parse_rows(lines: Iterable[str], file: str) -> Iterator[tuple[str, Json]]:
 def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Json]], by: Actor = SHELL) -> int:
     """Import (where, row) pairs, all or nothing, and return the number of items.
 
-    The items are stored a few at a time, to let labelers' writes come in between. None is given out before all are
-    stored. If the process is killed meanwhile, the same import can be started again under the same name.
+    Items are stored in chunks so that labelers can write in between. No item is assigned before all are stored. If the
+    process is killed, the import can be repeated under the same name.
     """
     batch, rules = _begin_batch(database, new)
     count, finished = 0, False
@@ -115,7 +115,7 @@ def import_rows(database: Database, new: NewBatch, rows: Iterable[tuple[str, Jso
 
 
 def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
-    """Create a closed batch without items. Return it and its rules."""
+    """Create a closed batch without items. Return the batch and its rules."""
     if new.task not in TASKS:
         raise UserError(f"task {new.task!r}: must be one of {', '.join(TASKS)}")
     name = check_name(new.name)
@@ -126,7 +126,7 @@ def _begin_batch(database: Database, new: NewBatch) -> tuple[Batch, list[Json]]:
         earlier = session.scalar(select(Batch).where(Batch.name == name))
     if earlier is not None and earlier.complete:
         raise name_taken_error(earlier)
-    if earlier is not None:  # an import that was killed; one that still runs ends with an error
+    if earlier is not None:  # the import was killed; if it is still running, it fails
         _remove_incomplete(database, earlier.id)
     with database.write() as session:
         rule_set = rule_sets.newest(session, new.rule_set) if new.rule_set else None
@@ -157,7 +157,7 @@ def _store_items(database: Database, batch: Batch, items: list[Json], first: int
             for number, item in enumerate(items, start=first)
         ]
         session.execute(insert(Item), rows)
-    time.sleep(time.monotonic() - start)  # SQLite's other writers poll: leave them as much time as this took
+    time.sleep(time.monotonic() - start)  # SQLite's other writers poll; give them as much time as this took
 
 
 def _stored_batch(session: Session, batch: Batch) -> Batch:
@@ -168,7 +168,7 @@ def _stored_batch(session: Session, batch: Batch) -> Batch:
 
 
 def _remove_incomplete(database: Database, batch_id: int) -> None:
-    """Remove a batch without assignments in chunks of items."""
+    """Remove a batch without assignments, in chunks of items."""
     while True:
         with database.write() as session:
             some = select(Item.id).where(Item.batch_id == batch_id).limit(_REMOVE_CHUNK)
@@ -180,7 +180,7 @@ def _remove_incomplete(database: Database, batch_id: int) -> None:
 
 
 def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str, Json]]) -> Iterator[Json]:
-    """Yield database rows of items for imported rows. Repeated ids become `ID#2`, `ID#3` and so on."""
+    """Convert imported rows to database rows of items. Repeated ids become `ID#2`, `ID#3` and so on."""
     ids: Counter[str] = Counter()
     for where, row in rows:
         try:
@@ -209,7 +209,7 @@ def _items(task: Task, batch: Batch, rules: list[Json], rows: Iterable[tuple[str
 
 
 def _known_answers(task: Task, row: Json, contents: list[Json]) -> list[Json | None]:
-    """Return the known answer of each item of a row, with the row's explanation."""
+    """Return the known answer of each item of a row, with the row's explanation if present."""
     if row.get("gold") is None:
         return [None] * len(contents)
     if not isinstance(row["gold"], dict):

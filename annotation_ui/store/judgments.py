@@ -1,6 +1,6 @@
 """Judgments and drafts: append-only storage, undo, and edits of earlier answers.
 
-Every call names the labeler; assignments of other labelers do not exist for them.
+Each call has access only to the assignments of the labeler that it names.
 """
 
 import time
@@ -21,7 +21,7 @@ KNOWN_ANSWER_SHOWN = "a training item: its known answer was shown, so your answe
 
 
 class AssignmentNotFoundError(LookupError):
-    """Raised if the labeler has no such assignment."""
+    """Raised if the assignment does not exist or belongs to another labeler."""
 
 
 class ConflictError(Exception):
@@ -29,7 +29,7 @@ class ConflictError(Exception):
 
 
 class BatchDeletedError(ConflictError):
-    """Raised if a lead deleted the assignment's batch: an answer would not be exported."""
+    """Raised if a lead has deleted the assignment's batch, so that an answer would not be exported."""
 
     def __init__(self) -> None:
         super().__init__("the lead has deleted this batch, so an answer would not count; your draft is kept")
@@ -60,21 +60,24 @@ class Judgments:
         """Return the labeler's assignment with its item, batch and rules.
 
         Raises:
-            AssignmentNotFoundError: if the labeler has no such assignment (this holds for every method with both ids).
+            AssignmentNotFoundError: If the labeler has no such assignment. All methods with both ids raise this.
         """
         with self.leases.database.read() as session:
             return _load_context(session, user_id, assignment_id)
 
     def save_draft(self, user_id: int, assignment_id: int, draft: Json, sequence: int, seen: int | None = None) -> Json:
-        """Store the draft unless a newer one is stored or another window wrote one, and renew the lease.
+        """Store the draft and renew the lease. The draft is not stored if it is older or another window has written one.
 
         Args:
-            draft: the state that the page needs to continue; its `window` tells windows with the same item apart.
-            sequence: the draft's number, which grows with each change.
-            seen: the newest draft that this window knows; None overwrites what another window wrote.
+            user_id: id of the labeler.
+            assignment_id: id of the assignment.
+            draft: state of the page. `window` identifies the browser window.
+            sequence: number of the draft, which increases with each change.
+            seen: number of the newest draft known to this window. If None, drafts of other windows are overwritten.
 
         Returns:
-            {held: whether the labeler still has the item, stored: whether the draft was, sequence: of the draft stored now}.
+            `held` (whether the labeler still has the item), `stored` (whether the draft was stored), and `sequence` (number
+            of the stored draft).
         """
         with self.leases.database.write() as session:
             assignment = _own_assignment(session, user_id, assignment_id)
@@ -89,9 +92,9 @@ class Judgments:
             return {"held": held, "stored": stored, "sequence": assignment.draft_seq}
 
     def save_transcript(self, user_id: int, assignment_id: int, messages: list[Json]) -> None:
-        """Store a probing conversation. Only the server calls this, never with messages from a browser.
+        """Store a probing conversation recorded by the server. Do not call this with messages from a browser.
 
-        An item that was skipped or submitted while the model answered stays so.
+        If the item was skipped or submitted while the model was replying, its state does not change.
         """
         with self.leases.database.write() as session:
             assignment = _own_assignment(session, user_id, assignment_id)
@@ -110,10 +113,15 @@ class Judgments:
     ) -> Judgment:
         """Append a judgment. A repeated request (lost response, double click) is stored once.
 
-        `guideline_id` is the version of the guidelines that the labeler's page showed.
+        If the lease has expired and the slot is taken, the judgment is stored as `late` and never exported.
 
-        A request id with a different answer is refused. If the lease has expired and the slot is taken, the judgment is
-        stored as `late` and never exported.
+        Args:
+            user_id: id of the labeler.
+            assignment_id: id of the assignment.
+            request_id: identifies the request. An earlier id with a different answer is rejected.
+            answer: answer in the shown order.
+            seconds: active seconds.
+            guideline_id: id of the guidelines shown on the page.
         """
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
@@ -135,7 +143,7 @@ class Judgments:
             return judgment
 
     def skip(self, user_id: int, assignment_id: int, request_id: str, reason: str, seconds: float) -> Judgment:
-        """Skip the item. Its slot becomes free, and this labeler does not see it again."""
+        """Skip the item. Its slot becomes free, and the labeler does not get the item again."""
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
             context = _load_context(session, user_id, assignment_id)
@@ -156,10 +164,11 @@ class Judgments:
     def undo(self, user_id: int, task: str, request_id: str, assignment_id: int | None = None) -> Assignment | None:
         """Undo the last answer or skip of a task, or of the given assignment, and reopen its item.
 
-        The answer that counted before, if there is one, counts again. The stored undo has it as its `answer`.
+        If the undone answer had replaced an earlier one, the earlier answer becomes current again. It is stored as the
+        `answer` of the undo.
 
         Returns:
-            The reopened assignment, also of a request that was handled before; None if there is nothing to take back.
+            The reopened assignment, or None if there is nothing to undo. A repeated request returns the same assignment.
         """
         with self.leases.database.write() as session:
             earlier = _judgment_of_request(session, user_id, request_id)
@@ -186,7 +195,7 @@ class Judgments:
     def history(
         self, user_id: int, before: int | None = None, limit: int = 20
     ) -> list[tuple[Judgment, Item, str, list[Json]]]:
-        """Return the labeler's current judgments, newest first, with item, task and the rules at that time."""
+        """Return the labeler's current judgments, newest first, each with its item, task and the rules at that time."""
         query = (
             select(Judgment, Item, Assignment.task, RuleSet.content)
             .join(Assignment, Assignment.current_id == Judgment.id)
@@ -201,7 +210,7 @@ class Judgments:
         return [(judgment, item, task, rules["rules"] if rules else []) for judgment, item, task, rules in rows]
 
     def reopen(self, user_id: int, assignment_id: int) -> Assignment:
-        """Open a submitted answer for editing, or continue an edit. The old answer counts until the new one is submitted."""
+        """Reopen a submitted answer for editing. The old answer counts until the new answer is submitted."""
         with self.leases.database.write() as session:
             context = _load_context(session, user_id, assignment_id)
             assignment = context.assignment
@@ -241,13 +250,13 @@ def _draft_of_current_judgment(session: Session, assignment: Assignment) -> Json
 
 
 def _answer_before(session: Session, assignment: Assignment) -> Judgment | None:
-    """Return the answer that was current before the last answer or skip that was not undone."""
+    """Return the judgment before the last one, ignoring late and undone judgments, or None."""
     decisions: list[Judgment] = []
     query = select(Judgment).where(Judgment.assignment_id == assignment.id, Judgment.kind != "late")
     for judgment in session.scalars(query.order_by(Judgment.id)):
         if judgment.kind != "undo":
             decisions.append(judgment)
-        elif judgment.answer is None:  # nothing counted any more
+        elif judgment.answer is None:  # the undo left no current judgment
             decisions.clear()
         else:
             decisions.pop()
@@ -270,7 +279,7 @@ def _load_context(session: Session, user_id: int, assignment_id: int) -> Assignm
 
 
 def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Judgment | None:
-    """Return the judgment stored by an earlier request with this id, if any, and block the labeler's other requests."""
+    """Return the judgment stored by an earlier request with this id, if any. Lock out the labeler's other requests."""
     session.execute(select(User.id).where(User.id == user_id).with_for_update(key_share=True))
     judgment = session.scalar(select(Judgment).where(Judgment.request_id == request_id))
     if judgment is not None and judgment.user_id != user_id:
@@ -279,7 +288,7 @@ def _judgment_of_request(session: Session, user_id: int, request_id: str) -> Jud
 
 
 def _same_request(earlier: Judgment, assignment: Assignment, answer: Json, skip: bool = False) -> Judgment:
-    """Return the judgment of an earlier request if this request is the same."""
+    """Return the judgment of an earlier request. Raise BadInputError if this request differs from it."""
     same_kind = earlier.kind != "undo" and (earlier.kind == "skip") == skip
     require(same_kind and earlier.assignment_id == assignment.id and earlier.answer == answer, REQUEST_USED)
     return earlier

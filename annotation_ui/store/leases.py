@@ -1,9 +1,11 @@
-"""Assignment of items to labelers. Each item has `needed` slots; a labeler leases one for a limited time.
+"""Assignment of items to labelers. Each item has `needed` slots, and a labeler leases a slot for a limited time.
 
-A labeler goes through a batch in order of position, so the next item is the first free one after their last: a few
-index look-ups, however many items there are. An item whose slot was given back after a labeler passed it is marked
-`returned` and found through a separate index. Training items have the first positions of their batch and a slot for
-everybody, so each labeler begins with them; attention items are mixed in at random, outside of that order.
+A labeler goes through a batch in order of position. The next item is the first free item after their last one, which takes
+a few index lookups regardless of the number of items. An item whose slot was given back is marked `returned` and found
+through a separate index, because labelers may already have passed it.
+
+Training items have the first positions of their batch and a slot for every labeler, so each labeler starts with them.
+Attention items are mixed in at random, independently of positions.
 """
 
 import secrets
@@ -17,24 +19,24 @@ from annotation_ui.store.database import Database
 from annotation_ui.store.schema import Assignment, Batch, BatchLabeler, Item, User
 from annotation_ui.tasks import TASKS
 
-GOLD_SLOTS = 1_000_000  # every labeler may get each gold item: more slots than there can be labelers
-RENEWAL_S = 60.0  # an open page renews its lease this often
-ATTENTION_EVERY = 10  # one attention item in so many items, unless the batch sets another number
-TRAINING_FIRST = 10**9  # training items have their place in the file minus this as position: before all others
-OUT_OF_ORDER = -(2**31)  # position of an attention item's assignment: it does not move the labeler's place in the batch
+GOLD_SLOTS = 1_000_000  # exceeds any number of labelers, because every labeler gets each item with a known answer
+RENEWAL_S = 60.0  # interval at which an open page renews its lease
+ATTENTION_EVERY = 10  # default number of items per attention item
+TRAINING_FIRST = 10**9  # subtracted from the positions of training items, so that they come first
+OUT_OF_ORDER = -(2**31)  # position of an attention item's assignment, which does not advance the labeler in the batch
 
 
 @dataclass(frozen=True)
 class Leases:
-    """Leases items of `database` to labelers for `seconds`."""
+    """Leases items in `database` to labelers for `seconds`."""
 
     database: Database
     seconds: float = 1800
 
     def next(self, user_id: int, task: str, takes_slots: bool = True) -> Assignment | None:
-        """Return the labeler's open assignment, else an expired one whose slot is still free, else a new one.
+        """Return the labeler's open assignment, or else an expired one with a free slot, or else a new one.
 
-        A lead takes no slots. Returns None if no item of the task is left for this labeler.
+        Return None if no item of the task is left for this labeler. Leads take no slots, so they get no new items.
         """
         self.collect_expired()
         with self.database.write() as session:
@@ -54,7 +56,7 @@ class Leases:
         if not has_slot and not _take_slot(session, assignment.item_id):
             return False
         now = time.time()
-        if assignment.state == "expired":  # the pause is no time in which the item was open
+        if assignment.state == "expired":  # exclude the pause from the time in which the item was open
             assignment.opened_at += max(0.0, now - assignment.leased_at - RENEWAL_S)
         elif assignment.state != "leased":
             assignment.opened_at = now
@@ -62,7 +64,7 @@ class Leases:
         return True
 
     def collect_expired(self) -> int:
-        """Return the slots of expired leases to their items, and return the number of leases."""
+        """Free the slots of expired leases. Return the number of expired leases."""
         overdue = and_(Assignment.state == "leased", Assignment.expires_at < time.time())
         with self.database.read() as session:
             if session.scalar(select(Assignment.id).where(overdue).limit(1)) is None:
@@ -71,7 +73,7 @@ class Leases:
             query = select(Assignment).where(overdue).order_by(Assignment.item_id).with_for_update(skip_locked=True)
             expired = session.scalars(query).all()
             for assignment in expired:
-                if assignment.current_id is not None:  # reopened but not changed: the earlier answer stays
+                if assignment.current_id is not None:  # reopened but not changed; the earlier answer stays
                     assignment.state = "done"
                     continue
                 assignment.state = "expired"
@@ -79,7 +81,7 @@ class Leases:
             return len(expired)
 
     def adjudicate(self, user_id: int, item_id: int) -> Assignment:
-        """Open an item for a lead's decision, which takes no slot."""
+        """Open an item for a lead's decision, without taking a slot."""
         with self.database.write() as session:
             own = (Assignment.item_id == item_id, Assignment.user_id == user_id, Assignment.adjudication)
             assignment = session.scalar(select(Assignment).where(*own))
@@ -134,13 +136,13 @@ class Leases:
 
 
 def is_given_to(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Condition: the batch is open, and assigned to this labeler or to all."""
+    """Build the condition that the batch is open, and assigned to this labeler or to all labelers."""
     named = select(BatchLabeler.user_id).where(BatchLabeler.batch_id == Batch.id)
     return and_(Batch.open, or_(~named.exists(), named.where(BatchLabeler.user_id == user_id).exists()))
 
 
 def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> Select[Assignment]:
-    """Select a user's assignments in a state, latest first, without decisions; without slots, only reopened answers."""
+    """Select a user's assignments in a state, latest first, without decisions. For leads, select only reopened answers."""
     own = (Assignment.user_id == user_id, Assignment.task == task, ~Assignment.adjudication)
     query = select(Assignment).where(*own, Assignment.state == state)
     if not takes_slots:
@@ -149,7 +151,7 @@ def _own_assignments(user_id: int, task: str, state: str, takes_slots: bool) -> 
 
 
 def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
-    """Return the first free item after the labeler's last one, else a returned one that the labeler has not had."""
+    """Return the first free item after the labeler's last one, or else a returned item that the labeler has not had."""
     position = session.scalar(last_position(user_id, batch_id))
     in_order = (Item.batch_id == batch_id, Item.purpose != "attention")
     free = select(Item).where(*in_order, Item.taken < Item.needed).order_by(Item.position).limit(1)
@@ -164,7 +166,10 @@ def _free_item(session: Session, batch_id: int, user_id: int) -> Item | None:
 
 
 def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None:
-    """Return at random times the batch's first attention item that the labeler has not had."""
+    """Return an attention item, on average in one of `attention_every` calls, and None in the others.
+
+    The item is the batch's first attention item that the labeler has not had.
+    """
     if secrets.randbelow(int(batch.settings.get("attention_every", ATTENTION_EVERY))):
         return None
     attention = select(Item).where(Item.batch_id == batch.id, Item.purpose == "attention", never_had(user_id))
@@ -173,7 +178,7 @@ def _attention_item(session: Session, batch: Batch, user_id: int) -> Item | None
 
 def last_position(user_id: int | BindParameter[int], batch_id: int | BindParameter[int]) -> Select[int]:
     """Select the position of the labeler's last item in a batch."""
-    return (  # not max(): without statistics of a new table, PostgreSQL would read all of the labeler's rows
+    return (  # not max(); without statistics on a new table, PostgreSQL would read all of the labeler's rows
         select(Assignment.position)
         .where(Assignment.user_id == user_id, Assignment.batch_id == batch_id, ~Assignment.adjudication)
         .order_by(Assignment.position.desc())
@@ -182,13 +187,13 @@ def last_position(user_id: int | BindParameter[int], batch_id: int | BindParamet
 
 
 def never_had(user_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """Condition: the labeler has not had the item."""
+    """Build the condition that the labeler has not had the item."""
     own = aliased(Assignment)
     return ~select(own.id).where(own.item_id == Item.id, own.user_id == user_id).exists()
 
 
 def _take_slot(session: Session, item_id: int) -> bool:
-    """Take one slot of an item. Return False if none is left."""
+    """Take a slot of an item. Return False if no slot is left."""
     updated = session.execute(
         update(Item)
         .where(Item.id == item_id, Item.taken < Item.needed)

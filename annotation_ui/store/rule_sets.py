@@ -8,19 +8,19 @@ rules:
     text: Do not threaten anybody.
     source: optional, for one rule
 
-A rule can have a `help` text (its scope and exceptions) and `examples`, which labelers see below it.
+A rule can have a `help` text (scope and exceptions) and `examples`. Labelers see them below the rule.
 
-A set can also be a form of questions. These fields can be set for one rule; those marked * also for the set, where they are
-the default of all rules but gates (`answers`: of all rules):
+A set can also be a form with questions, using the fields below. Fields marked * can also be set for the set, as defaults of
+all rules except gates (`answers`: of all rules).
 
-answers*    the labels of the three verdicts, in the order of the buttons: {violates: "Yes", unsure: "Unsure", follows: "No"}
-positive*   the verdict for which the attribute of this name is 1; default: the one labeled "Yes", else `follows`
-any*        an attribute that is 1 if any rule that names it has its positive verdict, such as `unsafe`
-preselect*  the verdict that is chosen when an item opens
-step*       the heading above the rules that share it
-gate        true: comes before the other rules, which are not asked if a gate is violated
-reasons     texts of buttons in place of the one that violates; the note of the verdict is the reason
-fill        url: the note starts with the addresses in the response
+answers*    labels of the three verdicts, in the order of the buttons: {violates: "Yes", unsure: "Unsure", follows: "No"}
+positive*   verdict for which the rule's attribute is 1. Default: the verdict labeled "Yes", or else `follows`
+any*        attribute, such as `unsafe`, that is 1 if any rule with the same `any` has its positive verdict
+preselect*  verdict that is selected when an item opens
+step*       heading above the rules with the same `step`
+gate        if true, the rule comes first, and violating it hides the other rules
+reasons     labels of buttons that replace the button for `violates`. The selected label becomes the note
+fill        if `url`, the note initially contains the addresses in the response
 """
 
 import hashlib
@@ -47,7 +47,7 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 def parse(text: str, file: str) -> Json:
-    """Parse {name, title, source, rules: [{id, text, source}]}. Raise UserError with file and line."""
+    """Parse a rule set: {name, title, source, rules: [{id, text, source}]}. Errors name the file and line."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -71,9 +71,9 @@ def parse(text: str, file: str) -> Json:
 
 
 def store(session: Session, rule_set: Json, again: bool = True) -> RuleSet:
-    """Return the row of this version of a rule set, and store it if it is new.
+    """Return the row of this version of a rule set. Store the version if it is new.
 
-    With `again`, a version that was stored before becomes the newest.
+    With `again`, an existing version becomes the newest.
     """
     digest = hashlib.sha256(json.dumps(rule_set, sort_keys=True).encode()).hexdigest()
     same = select(RuleSet).where(RuleSet.name == rule_set["name"], RuleSet.digest == digest)
@@ -135,13 +135,13 @@ def _rules(node: yaml.Node, file: str, defaults: Json) -> list[Json]:
 
 
 def _answers(node: yaml.Node, field: str, file: str) -> list[list[str]]:
-    """[[verdict, text of its button]] in the order of the buttons."""
+    """Parse [verdict, label] pairs in the order of the buttons."""
     fields = _fields(node, file, required=VERDICTS, optional=())
     return [[verdict, _text(value, verdict, file)] for verdict, value in fields.items()]
 
 
 def _texts(node: yaml.Node, field: str, file: str) -> list[str]:
-    """Parse a list of distinct texts."""
+    """Parse a list of distinct strings."""
     if not isinstance(node, yaml.SequenceNode) or not node.value:
         raise _error_at(node, file, f"{field}: must be a list of texts")
     texts = [_text(entry, field, file) for entry in node.value]

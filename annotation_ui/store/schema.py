@@ -1,8 +1,7 @@
-"""The tables. One schema for SQLite and PostgreSQL; `migrations/` brings older databases to it.
+"""Tables. SQLite and PostgreSQL have the same schema, and `migrations/` upgrades older databases.
 
-Judgments are in `judgments`, which the database itself keeps append-only (a trigger refuses UPDATE and DELETE): an edit
-or an undo is another row. Everything else (leases, drafts, counters) may be lost and rebuilt. Times are UTC seconds
-since 1970.
+Triggers keep the table `judgments` append-only by rejecting UPDATE and DELETE. An edit or an undo adds a row. All other data
+(leases, drafts, counters) can be lost or rebuilt. Times are UTC seconds since 1970.
 """
 
 import time
@@ -28,7 +27,7 @@ PURPOSES = ("work", "training", "attention")
 
 
 class Base(DeclarativeBase):
-    """Names all constraints: a migration can then drop them on either database."""
+    """Names all constraints, so that migrations can drop them on either database."""
 
     metadata = MetaData(
         naming_convention={
@@ -48,7 +47,7 @@ class Base(DeclarativeBase):
 
 
 class User(Base):
-    """A user. Exports identify labelers by `pseudonym` only."""
+    """A user. Exports identify labelers only by `pseudonym`."""
 
     __tablename__ = "users"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -115,8 +114,8 @@ class GuidelineRead(Base):
 class Batch(Base):
     """Items with the same task, labelers per item and priority (higher first).
 
-    `complete`: all of its items are there; until then it is closed. `version` grows with every change by a lead. A deleted
-    batch is closed and left out of every table and export; its judgments stay.
+    `complete` is set once all items are imported. Until then, the batch is closed. `version` increases with every change by
+    a lead. A deleted batch is closed and excluded from all tables and exports, but its judgments are kept.
     """
 
     __tablename__ = "batches"
@@ -135,7 +134,7 @@ class Batch(Base):
 
 
 class BatchLabeler(Base):
-    """A labeler to whom a batch is assigned. Without rows, the batch is assigned to all."""
+    """A labeler to whom a batch is assigned. A batch without rows is assigned to all labelers."""
 
     __tablename__ = "batch_labelers"
     batch_id: Mapped[int] = mapped_column(ForeignKey("batches.id"), primary_key=True)
@@ -145,9 +144,9 @@ class BatchLabeler(Base):
 class Item(Base):
     """An item to judge.
 
-    `taken` of the `needed` slots are leased or done; `returned`: a labeler may have passed it while it was not free.
-    `purpose`: training items come before a labeler's work in the batch, attention items are mixed into it; both have a
-    known answer (`gold`).
+    `taken` of the `needed` slots are leased or done. `returned` is set if a slot was given back, because labelers may have
+    passed the item while it was not free. `purpose` is work, training or attention. Training items come before a labeler's
+    work in the batch, and attention items are mixed into it. Both have a known answer (`gold`).
     """
 
     __tablename__ = "items"
@@ -174,10 +173,11 @@ class Item(Base):
 
 
 class Assignment(Base):
-    """An item given to a labeler: the lease, the shown order, the draft. State: leased, done, skipped or expired.
+    """An item assigned to a labeler, with the lease, the shown order and the draft.
 
-    `transcript` is a probing conversation, which only the server writes. `current_id` is the judgment that counts now;
-    it can be rebuilt from `judgments` alone. If an assignment with one is leased, its labeler is changing the answer.
+    `state` is leased, done, skipped or expired. `transcript` is a probing conversation, written only by the server.
+    `current_id` is the current judgment, and can be rebuilt from `judgments`. If it is set on a leased assignment, the
+    labeler is editing the answer.
     """
 
     __tablename__ = "assignments"
@@ -207,9 +207,9 @@ class Assignment(Base):
 
 
 class Judgment(Base):
-    """Append-only: one labeler's decision, with the `answer` in the shown order.
+    """A labeler's or lead's judgment, with the `answer` in the shown order. The table is append-only.
 
-    Kind: submit, edit, late, adjudicate, skip or undo.
+    `kind` is submit, edit, late, adjudicate, skip or undo.
     """
 
     __tablename__ = "judgments"
@@ -229,7 +229,7 @@ class Judgment(Base):
 
 
 class Heartbeat(Base):
-    """A single row that is written to check that writing works."""
+    """A single row, written to check that the database accepts writes."""
 
     __tablename__ = "heartbeats"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -237,7 +237,7 @@ class Heartbeat(Base):
 
 
 class Export(Base):
-    """The manifest of an export."""
+    """Manifest of an export."""
 
     __tablename__ = "exports"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -249,7 +249,7 @@ class Export(Base):
 class ApiToken(Base):
     """A token for the API at /api/v1, stored only as a hash.
 
-    `scopes` are names of `tokens.SCOPES`, separated by commas. A token that a lead made ends with the lead's access.
+    `scopes` are keys of `tokens.SCOPES`, separated by commas. A token created by a lead expires with the lead's access.
     """
 
     __tablename__ = "api_tokens"

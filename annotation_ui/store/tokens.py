@@ -1,4 +1,4 @@
-"""API tokens: scoped, revocable, and stored only as SHA-256."""
+"""API tokens: scoped, revocable, and stored only as SHA-256 hashes."""
 
 import hashlib
 import re
@@ -21,26 +21,26 @@ SCOPES = {
     "read": "read progress",
     "export": "export and follow judgments",
 }
-"""Scope of a token -> the requests it allows."""
-PREFIX = "align_"  # lets a scanner for secrets recognize a token
+"""Scope -> description of the requests that it allows."""
+PREFIX = "align_"  # lets secret scanners recognize a token
 BYTES = 32
-USED_SECONDS = 60.0  # how old the stored time of the last use may become, to spare writes
+USED_SECONDS = 60.0  # minimum interval between writes of the time of last use
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens in `database`."""
+    """Manages the tokens in `database`."""
 
     database: Database
 
     def create(self, name: str, scopes: Sequence[str], user_id: int | None = None) -> str:
-        """Create a token and return it. It cannot be read again.
+        """Create a token and return it. It cannot be retrieved later.
 
         Args:
-            name: tells tokens apart; it is not used again, even after the token is revoked.
+            name: unique name of the token. It cannot be reused, even after the token is revoked.
             scopes: keys of `SCOPES`.
-            user_id: the lead who makes it; None on the shell.
+            user_id: id of the lead who creates the token, or None for a shell command.
         """
         if not _NAME.fullmatch(name):
             raise UserError(f"token name {name!r}: use at most 64 letters, digits, '.', '_' and '-'")
@@ -83,7 +83,7 @@ class Tokens:
         return found
 
     def rows(self) -> list[Json]:
-        """Return all tokens by name, without secrets."""
+        """Return all tokens without secrets, sorted by name."""
         query = select(ApiToken, User.name).outerjoin(User, User.id == ApiToken.user_id).order_by(ApiToken.name)
         with self.database.read() as session:
             return [
