@@ -1,4 +1,4 @@
-"""TRL's `PPOTrainer` and `PPOConfig` on this library: change one import of a script that was written for TRL 1.12."""
+"""Drop-in replacements for the `PPOTrainer` and `PPOConfig` of TRL 1.12. Scripts only need a different import."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Explain trainers and settings that are not here; `from align.trl import NAME` shows the message."""
+    """Explain where to find trainers and settings that this module lacks. `from align.trl import NAME` shows the message."""
     if name.startswith("PPOv2"):
         raise ImportError(f"align.trl has no {name}: it is {name.replace('PPOv2', 'PPO')} since TRL 0.12")
     if name in LEGACY_NAMES:

@@ -1,4 +1,4 @@
-"""The arguments of the trainer: checks, prompts, this library's settings for them, and those without a counterpart."""
+"""Arguments of the trainer: checks, conversion to this library's settings, and settings without an effect."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +22,29 @@ from align.trl.config import InvalidArgumentError, PPOConfig
 from align.trl.value_head import PreTrainedModelWrapper
 
 RUN_FOLDER = "align"
-"""The folder of the run inside `output_dir`."""
+"""Run folder inside `output_dir`."""
 SMALLEST = 1e-30
-"""Stands for 0, which is not a learning rate in the core; the scheduler of the trainer sets the rate of each step."""
+"""Replaces 0, which the core does not accept. The trainer's scheduler sets the learning rate of each step."""
 SAME = (
     *("seed", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "temperature", "gamma", "lam"),
     *("num_ppo_epochs", "num_mini_batches", "kl_coef", "kl_estimator", "cliprange", "vf_coef", "whiten_rewards"),
 )
-"""Settings that the core has under the same names."""
+"""Settings with the same name in the core."""
 
 
 def problems(
     args: PPOConfig, models: Mapping[str, Any], train_dataset: Any, peft_config: Any, callbacks: Sequence[Any]
 ) -> Iterator[str]:
-    """Find arguments that exclude each other, or that cannot be used; after a first problem no others can be found.
+    """Yield a line for each argument that is invalid or excluded by another.
+
+    Use only the first line, because each check assumes that the earlier ones have passed.
 
     Args:
-        models: by the names of the trainer's arguments; `model` is the policy.
+        args: settings of the trainer.
+        models: models by argument name. `model` is the policy.
+        train_dataset: prompts.
+        peft_config: configuration of a new adapter.
+        callbacks: callbacks of the trainer.
     """
     if not isinstance(args, PPOConfig):
         yield f"`args` must be an `align.trl.PPOConfig`, not {type(args).__name__}"
@@ -97,7 +103,7 @@ def require_arguments(
     peft_config: Any,
     callbacks: Sequence[Any],
 ) -> None:
-    """Raise an `InvalidArgumentError` for the first of the trainer's arguments that cannot be used; see `problems`."""
+    """Raise `InvalidArgumentError` for the first invalid argument of the trainer, see `problems`."""
     if not isinstance(processing_class, PreTrainedTokenizerBase):
         kind = type(processing_class).__name__
         raise InvalidArgumentError(f"`processing_class` must be a tokenizer of transformers, not {kind}")
@@ -107,20 +113,20 @@ def require_arguments(
 
 
 def reads_texts(reward_model: object) -> bool:
-    """Return whether a reward model is a function or a folder, which read prompts as texts."""
+    """Return whether a reward model reads prompts as text: a function or a folder, not a module."""
     return not isinstance(reward_model, nn.Module)
 
 
 def reference_of(args: PPOConfig, policy: ModelSource, ref_model: PreTrainedModel | None) -> PreTrainedModel | str | None:
-    """Return the reference: a model, the name of an adapter, or None for the initial policy."""
+    """Return the reference: a model, an adapter name, or None for the initial policy."""
     if ref_model is not None or policy.peft_config is not None:
         return ref_model
-    is_peft_model = isinstance(policy.model, PeftModel)  # its reference is its base, as in TRL
+    is_peft_model = isinstance(policy.model, PeftModel)  # the reference is the base model, as in TRL
     return args.ref_adapter_name or (BASE_REFERENCE if is_peft_model else None)
 
 
 def replaced_kernels(models: Mapping[str, Any]) -> list[str]:
-    """Return a line for each model that was loaded with an attention kernel that another one replaces."""
+    """Return a line for each model loaded with an attention kernel that this library replaces."""
     configs = {name: getattr(model, "config", None) for name, model in models.items()}
     kernels = {name: getattr(config, "_attn_implementation", None) for name, config in configs.items()}
     return [
@@ -134,23 +140,23 @@ def replaced_kernels(models: Mapping[str, Any]) -> list[str]:
 
 
 class EpisodesConfig(core.PPOConfig):
-    """The settings of this library for TRL's trainer, whose length is given in episodes."""
+    """Settings of this library for TRL's trainer, which measures the length of a run in episodes."""
 
     length_setting = "total_episodes"
 
 
 def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -> core.PPOConfig:
-    """Return the settings of this library for a run with TRL's settings.
+    """Convert TRL's settings to this library's settings. Call `set_batch_sizes` first.
 
-    `set_batch_sizes` must have been called. The trainer's hooks apply `missing_eos_penalty` and the learning rate of each
-    update.
+    The trainer's hooks apply `missing_eos_penalty` and the learning rate of each update.
 
     Args:
-        longest_prompt: tokens of the longest prompt.
-        stop_ids: tokens that end a response; empty: all responses have the full length.
+        args: settings of the trainer.
+        longest_prompt: number of tokens in the longest prompt.
+        stop_ids: tokens that end a response. If empty, all responses have the full length.
 
     Raises:
-        InvalidArgumentError: for a value that this library does not accept.
+        InvalidArgumentError: If this library does not accept a value.
     """
     if args.kl_estimator not in ("k1", "k3"):
         raise InvalidArgumentError(f"`kl_estimator` is {args.kl_estimator!r}, but must be 'k1' or 'k3'")
@@ -158,7 +164,7 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
     assert args.num_total_batches is not None
     assert args.batch_size is not None
     save_steps = args.save_steps if args.save_strategy == "steps" and not args.save_only_model else 0
-    if save_steps < 1:  # a share of the run
+    if save_steps < 1:  # a fraction of the run
         save_steps = math.ceil(save_steps * args.num_total_batches)
     try:
         return EpisodesConfig(
@@ -173,19 +179,19 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
             learning_rate=args.learning_rate or SMALLEST,
             lr_scheduler_type="constant",
             optimizer="adafactor" if args.optim == "adafactor" else "adamw",
-            collective_timeout=min(float(args.ddp_timeout), 86_400.0),  # a day is the longest of the core
+            collective_timeout=min(float(args.ddp_timeout), 86_400.0),  # the core allows at most a day
             total_updates=args.num_total_batches,
             rollout_batch_size=args.batch_size,
-            # As many tokens as TRL's micro-batches have, so that a setting that fits in memory there fits here.
+            # Same number of tokens as TRL's micro-batches, so that memory use is similar.
             micro_batch_tokens=args.per_device_train_batch_size * (longest_prompt + args.response_length),
             max_new_tokens=args.response_length,
             max_prompt_tokens=longest_prompt,
             stop_token_ids=list(stop_ids),
             ignore_eos=not stop_ids,
-            cliprange_value=args.cliprange_value or SMALLEST,  # 0 would be no limit
+            cliprange_value=args.cliprange_value or SMALLEST,  # 0 would disable clipping
             missing_eos_score=None,
             critic="separate",
-            value_fit="none",  # TRL has none of these four safeguards, which would change metrics and weights
+            value_fit="none",  # these four safeguards, which TRL lacks, would change metrics and weights
             whitening_floor=0.0,
             max_update_kl=0.0,
             stop_on_collapse=False,
@@ -198,9 +204,9 @@ def core_config(args: PPOConfig, longest_prompt: int, stop_ids: Sequence[int]) -
 
 
 def resumed_checkpoint(args: PPOConfig) -> bool | str:
-    """Return the checkpoint to continue from: True for the last one, False for none, or its path.
+    """Return the checkpoint to resume from: True for the last one, False for none, or its path.
 
-    The state that belongs to the weights in `checkpoint-N` is in the folder of the run.
+    `checkpoint-N` contains only weights. The state to resume from is in the run folder.
     """
     given = str(args.resume_from_checkpoint or False)
     if given.lower() in ("true", "false"):
@@ -213,12 +219,12 @@ def resumed_checkpoint(args: PPOConfig) -> bool | str:
 SCRIPT_SETTINGS = frozenset(
     ["dataset_num_proc", "sft_model_path", "reward_model_path", "do_train", "do_eval", "do_predict", "eval_strategy"]
 )
-"""Settings that a training script reads; the trainer does not."""
+"""Settings read by training scripts, not by the trainer."""
 SET_BY_TRAINER = {
     *("world_size", "num_total_batches", "micro_batch_size", "local_batch_size", "batch_size", "local_mini_batch_size"),
     *("mini_batch_size", "local_rank"),
 }
-"""Settings that the trainer or the launcher overwrites."""
+"""Settings that the trainer or the launcher overrides."""
 ADVICE = {
     "sizes of forward passes follow from per_device_train_batch_size and free memory": (
         "local_rollout_forward_batch_size auto_find_batch_size torch_empty_cache_steps"
@@ -261,12 +267,12 @@ ADVICE = {
     "weights are gathered where they fit into the free memory": "ds3_gather_for_generation",
     "a broken batch is always saved": "debug",
 }
-"""Settings without a counterpart, by the advice of the warning about each."""
+"""Advice in a warning -> settings without an effect."""
 UNSUPPORTED = {name: advice for advice, names in ADVICE.items() for name in names.split()}
 
 
 def unsupported_settings(args: PPOConfig) -> list[str]:
-    """Return one line for each setting that differs from its default and has no effect here."""
+    """Return a line for each setting that differs from its default and has no effect here."""
     defaults = defaults_of(type(args))
     lines = [
         f"{name} is {getattr(args, name)!r} and has no effect: {advice}"
@@ -286,11 +292,11 @@ NEVER_CALLED = (
     *("create_optimizer", "create_scheduler", "create_optimizer_and_scheduler"),
     *("get_train_dataloader", "compute_loss", "training_step", "get_decay_parameter_names", "null_ref_context", "_save"),
 )
-"""Methods of the trainers of transformers and TRL that the training of `PPOTrainer` does not call."""
+"""Methods of transformers' and TRL's trainers that `PPOTrainer` does not call during training."""
 
 
 def uncalled_methods(trainer: type[Any]) -> list[str]:
-    """Return a line for each method of a trainer's subclass that would be called in TRL and is not here."""
+    """Return a line for each method of a trainer's subclass that TRL would call and this trainer does not."""
     bases = [base for base in trainer.__mro__ if not base.__module__.startswith("align.") and base is not object]
     names = [name for name in NEVER_CALLED if any(name in vars(base) for base in bases)]
     return [
@@ -300,7 +306,10 @@ def uncalled_methods(trainer: type[Any]) -> list[str]:
 
 
 def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Return a line if `bf16` is on and the policy is in float32, which decides; on a CPU only if `bf16` was given."""
+    """Return a line if `bf16` is set but the policy is in float32, which takes precedence.
+
+    On a CPU, return the line only if `bf16` was set explicitly.
+    """
     if not args.bf16 or dtype != torch.float32 or (device.type == "cpu" and not args.bf16_was_given):
         return []
     return [
@@ -310,9 +319,9 @@ def number_format_hint(args: PPOConfig, dtype: torch.dtype, device: torch.device
 
 
 def defaults_of(settings: type[PPOConfig]) -> dict[str, Any]:
-    """Return the values that settings have after initialization if they are not given.
+    """Return the defaults of all settings after initialization.
 
-    No object is made for it: that would reset the state of `accelerate` in the process.
+    The class is not instantiated, because that would reset accelerate's state in this process.
     """
     made = {item.name: item.default_factory() for item in fields(settings) if item.default_factory is not MISSING}
     given = {item.name: item.default for item in fields(settings)} | made
@@ -320,14 +329,14 @@ def defaults_of(settings: type[PPOConfig]) -> dict[str, Any]:
 
 
 def _differs(args: PPOConfig, name: str, default: Any) -> bool:
-    """Whether a setting asks for something that does not happen."""
+    """Return whether a setting differs from its default and has no effect."""
     value = getattr(args, name)
     happens = {"logging_steps": 1, "hub_private_repo": True, "activation_checkpointing_kwargs": {"use_reentrant": False}}
     if name in happens and value == happens[name]:
         return False
     if name == "use_cpu":
         return bool(value) and torch.cuda.is_available()
-    if name == "eval_steps":  # transformers fills it in, and changes the next one on a processor
+    if name == "eval_steps":  # set by transformers, like `dataloader_pin_memory` on a CPU
         return value not in (default, args.logging_steps)
     if name == "dataloader_pin_memory":
         return value != default and not args.use_cpu

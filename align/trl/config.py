@@ -1,4 +1,4 @@
-"""Settings of PPO by the names and with the defaults of TRL 1.12, and what takes the place of earlier names."""
+"""PPO settings with the names and defaults of TRL 1.12, and replacements for names of earlier releases."""
 
 import inspect
 import math
@@ -15,22 +15,22 @@ from align.runtime.distributed import deepspeed_was_launched, prepare_compiling
 
 
 class InvalidArgumentError(UserError, ValueError):
-    """A mistake in the arguments of the trainer: a `ValueError`, as in TRL."""
+    """Raised for invalid arguments of the trainer. A `ValueError`, as in TRL."""
 
 
 def setting(default: Any, help: str) -> Any:
-    """Declare a field with its text for `--help`."""
+    """Declare a field with its `--help` text."""
     return field(default=default, metadata={"help": help})
 
 
 class KnownSettings:
-    """Refuses keyword arguments that are no settings, by a line that names what takes their place.
+    """Rejects unknown keyword arguments with a line that names their replacement.
 
-    It is a separate class because `inspect.signature` of a class with `__new__` would not show its `__init__`.
+    This is a separate class because `inspect.signature` of a class that defines `__new__` would not show its `__init__`.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        known = inspect.signature(cls.__init__).parameters  # a subclass may have arguments of its own
+        known = inspect.signature(cls.__init__).parameters  # a subclass may add arguments
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         if not takes_any and (message := unknown_settings(kwargs, known)):
             raise InvalidArgumentError(message)
@@ -39,10 +39,10 @@ class KnownSettings:
 
 @dataclass
 class PPOConfig(KnownSettings, TrainingArguments):
-    """Settings of `align.trl.PPOTrainer`: those of `transformers.TrainingArguments`, and those of TRL's `PPOConfig`.
+    """Settings of `align.trl.PPOTrainer`: all fields of `transformers.TrainingArguments` and TRL's `PPOConfig`.
 
     `learning_rate`, `logging_steps` and `gradient_checkpointing` have TRL's defaults. `bf16` is on unless `fp16` is set or
-    the machine has no bfloat16. docs/migrate-from-trl.md lists the setting of this library that each field becomes.
+    the machine lacks bfloat16. docs/migrate-from-trl.md lists the corresponding setting of this library for each field.
     """
 
     learning_rate: float = setting(3e-6, "Peak learning rate.")
@@ -86,23 +86,23 @@ class PPOConfig(KnownSettings, TrainingArguments):
     ds3_gather_for_generation: bool = setting(True, "Under ZeRO-3, gather the policy's weights for generation.")
 
     def __post_init__(self) -> None:
-        if self.deepspeed:  # transformers would multiply by `world_size`, which only the trainer sets
+        if self.deepspeed:  # transformers would multiply by `world_size`, which is not set before the trainer exists
             raise InvalidArgumentError("`deepspeed`: start the script by `accelerate launch --config_file` instead")
         self.bf16_was_given = self.bf16 is not None
         if self.bf16 is None:
             self.bf16 = not self.fp16 and (bool(self.use_cpu) or is_torch_bf16_gpu_available())
         if self.activation_checkpointing is None:  # transformers 5 renamed the setting and warns about the old name
             self.activation_checkpointing = self.gradient_checkpointing
-        if deepspeed_was_launched():  # transformers starts it before there is a trainer
+        if deepspeed_was_launched():  # transformers starts DeepSpeed before the trainer exists
             prepare_compiling()
         super().__post_init__()  # type: ignore[no-untyped-call]
 
 
 def stop_token_of(args: PPOConfig, eos_token_id: int | None) -> int | None:
-    """Return the id of the token that ends a response; None: responses have the full length.
+    """Return the id of the token that ends a response, or None if responses have the full length.
 
     Raises:
-        InvalidArgumentError: if both stop tokens are set, the name is unknown, or the tokenizer has no EOS token.
+        InvalidArgumentError: If both stop tokens are set, `stop_token` is unknown, or the tokenizer has no EOS token.
     """
     if args.stop_token and args.stop_token_id is not None:
         raise InvalidArgumentError("You cannot set both `stop_token` and `stop_token_id`.")
@@ -118,24 +118,32 @@ def stop_token_of(args: PPOConfig, eos_token_id: int | None) -> int | None:
 
 
 def ending_ids(stop_token_id: int | None, pad_id: int | None, rows: int) -> list[int]:
-    """Return the tokens that end a response: the stop token, and padding if the model has `rows` enough to sample it.
+    """Return the ids of tokens that end a response: the stop token and, if the model can sample it, the padding token.
 
-    In TRL, padding masks the rest of a response, also if it is the EOS token.
+    In TRL, the first padding token masks the rest of a response, even if it is the EOS token.
+
+    Args:
+        stop_token_id: stop token, if any.
+        pad_id: padding token, if any.
+        rows: number of rows of the model's vocabulary matrix.
     """
     ends = (stop_token_id, pad_id if pad_id in range(rows) else None)
     return sorted({id for id in ends if id is not None})
 
 
 def set_batch_sizes(args: PPOConfig, rows: int, processes: int) -> list[str]:
-    """Compute the sizes of updates, minibatches and the run, and store them in `args` as TRL does.
-
-    Return a line for each size that was given with another value.
+    """Compute the sizes of updates, minibatches and the run, and store them in `args`, as TRL does.
 
     Args:
-        rows: of the training data.
+        args: settings of the trainer.
+        rows: number of rows in the training data.
+        processes: number of processes.
+
+    Returns:
+        A line for each size that was set to a different value.
 
     Raises:
-        InvalidArgumentError: if minibatches would differ in size.
+        InvalidArgumentError: If minibatches would differ in size.
     """
     given = {name: getattr(args, name) for name in ("batch_size", "mini_batch_size", "local_batch_size")}
     if args.total_episodes is None:
@@ -168,7 +176,7 @@ LEGACY = (
     "head from align.trl.legacy, and trl.core's LengthSampler from align.trl.legacy.core: nothing else changes. For a "
     f"trainer that samples by itself, give align.trl.PPOTrainer a reward function ({LOOP})"
 )
-"""Completes a message that names a call of TRL 0.11."""
+"""End of messages about code written for TRL 0.11."""
 LEGACY_SETTINGS = frozenset(
     [
         "model_name",
@@ -208,7 +216,7 @@ LEGACY_SETTINGS = frozenset(
 LEGACY_NAMES = frozenset(
     ["AdaptiveKLController", "FixedKLController", "create_reference_model", "set_seed", "LengthSampler", "respond_to_batch"]
 )
-"""Names that scripts for TRL 0.11 import."""
+"""Names imported by scripts for TRL 0.11."""
 
 SETTINGS = {
     "exp_name": "leave it out",
@@ -224,7 +232,7 @@ SETTINGS = {
     "evaluation_strategy": "eval_strategy",
     "tokenizer": "give the tokenizer to PPOTrainer as processing_class",
 }
-"""Settings that `align.trl.PPOConfig` and TRL 1.12 no longer have."""
+"""Settings missing from `align.trl.PPOConfig` -> replacement."""
 
 ARGUMENTS = {
     "config": "args",
@@ -235,7 +243,7 @@ ARGUMENTS = {
     "optimizer": "optimizers=(optimizer, None)",
     "lr_scheduler": "optimizers=(None, lr_scheduler)",
 }
-"""Arguments of `PPOTrainer` under other names."""
+"""Earlier names of `PPOTrainer` arguments -> current name."""
 
 MEMBERS = {
     "step": f"call train(), which samples, scores and learns; align.trl.legacy has step() ({LOOP})",
@@ -246,28 +254,28 @@ MEMBERS = {
     "log_metrics": "train() returns no metrics; they are in state.log_history",
     "save_metrics": "train() returns no metrics; save_state() writes state.log_history to trainer_state.json",
 }
-"""Members of `PPOTrainer` in TRL 0.11 or 1.12 that are not here."""
+"""Members of TRL's `PPOTrainer` (0.11 or 1.12) that are missing here -> advice."""
 
 
 def unknown_settings(given: Collection[str], known: Collection[str]) -> str:
-    """Return the message for keyword arguments that are no settings; empty if all are."""
+    """Return the message for keyword arguments that are not settings, or "" if there are none."""
     if legacy := [name for name in given if name in LEGACY_SETTINGS and name not in known]:
         return f"{', '.join(f'`{name}`' for name in legacy)}: settings of {LEGACY}"
     return "; ".join(f"`{name}` is no setting{_instead(name, SETTINGS)}" for name in given if name not in known)
 
 
 def renamed_arguments(given: Collection[str]) -> str:
-    """Return the message for arguments of the trainer under earlier names; empty if there are none."""
+    """Return the message for arguments with earlier names, or "" if there are none."""
     renamed = [f"`{name}`{_instead(name, ARGUMENTS)}" for name in given if name in ARGUMENTS]
     return f"PPOTrainer has other names for some arguments: {'; '.join(renamed)} ({LOOP})" if renamed else ""
 
 
 def legacy_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the message for a call of the trainer of TRL 0.11; empty for another call.
+    """Return the message for a call in the style of TRL 0.11, or "" for other calls.
 
     Args:
-        args: arguments by position.
-        kwargs: arguments by name.
+        args: positional arguments of the trainer.
+        kwargs: keyword arguments of the trainer.
     """
     names = [name for name in ("dataset", "num_shared_layers", "training_data_collator") if name in kwargs]
     has_tokenizer = any(isinstance(value, PreTrainedTokenizerBase) for value in args[2:])
@@ -282,7 +290,7 @@ def legacy_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _instead(name: str, table: dict[str, str]) -> str:
-    """What takes the place of a name; empty if unknown."""
+    """Return the end of a message that names the replacement, or "" if there is none."""
     if name not in table:
         return ""
     here = table[name]

@@ -1,4 +1,4 @@
-"""The trainer's part of the PPO loop: scores without an EOS token, learning rates, metrics, events, sample completions."""
+"""TRL's behavior in the PPO loop: penalty for a missing EOS token, learning rates, metrics, events, sample completions."""
 
 import atexit
 import inspect
@@ -46,39 +46,39 @@ STEP_METRICS = {
     "val/clipfrac_avg": "value/clipfrac",
     "val/ratio": "ratio/mean",
 }
-"""TRL's names of metrics of an optimizer step, and this library's."""
+"""TRL's name of a metric of an optimizer step -> this library's name."""
 READ_ONCE = (
     *(f"args.{name}" for name in (*SAME, "cliprange_value", "response_length")),
     *("model", "ref_model", "reward_model", "processing_class", "optimizer", "lr_scheduler", "stop_token_id"),
 )
-"""Attributes of the trainer that are read when it is made; TRL reads most of them in each update."""
+"""Attributes of the trainer that are read only when it is created. TRL reads most of them in each update."""
 PENALTY = "missing_eos_penalty"
-"""The reward that this setting adds; tables of completions show the scores without it, as TRL's do."""
+"""Name of the reward component for this setting. As in TRL, tables of completions show scores without it."""
 COMPLETION_TEMPERATURE = 0.01
 COMPLETION_COLUMNS = ("query", "model response", "score")
 SHOWN_COMPLETIONS = 5
-"""Rows of a printed table."""
+"""Number of rows in a printed table."""
 
 
 @dataclass
 class OnlineTrainerState(TrainerState):
-    """The state that callbacks read, with the number of responses that were sampled.
+    """State for callbacks, including the number of sampled responses.
 
     Args:
-        episode: responses of all updates until now.
+        episode: number of responses sampled so far.
     """
 
     episode: int = 0
 
 
 class TrainerHooks(Extension):
-    """TRL's scores, learning rate and metrics at the hooks of the loop.
+    """Applies TRL's score penalty and learning rate, and computes TRL's metrics.
 
     Args:
-        args: the trainer's settings.
-        eos_token_id: a response without it is penalized by `args.missing_eos_penalty`.
-        optimizer: in place of the engine's; holds all weights of policy and value model.
-        lr_scheduler: of that optimizer, in place of the one of the settings.
+        args: settings of the trainer.
+        eos_token_id: EOS token. Responses without it are penalized by `args.missing_eos_penalty`.
+        optimizer: optimizer over all weights of policy and value model. Default: the engine's optimizer.
+        lr_scheduler: scheduler of `optimizer`. Default: the scheduler in the settings.
     """
 
     name = "trl"
@@ -103,7 +103,7 @@ class TrainerHooks(Extension):
             self.optimizer = engine.optimizer
             for group in self.optimizer.param_groups:
                 group["lr"] = self.args.learning_rate
-        if self.lr_scheduler is None:  # advances once in each update
+        if self.lr_scheduler is None:  # advances once per update
             args, total = self.args, cast(int, self.args.num_total_batches)
             kwargs = cast(dict[str, Any] | None, args.lr_scheduler_kwargs or None)
             warmup = args.get_warmup_steps(total)
@@ -114,9 +114,10 @@ class TrainerHooks(Extension):
             raise InvalidArgumentError(str(error)) from error
 
     def advance_scheduler(self, updates: int = 1) -> None:
-        """Let the scheduler set the rates that follow after some updates.
+        """Advance the scheduler by a number of updates.
 
-        A resumed run has made their optimizer steps before, and DeepSpeed makes them inside its engine.
+        The scheduler's warning about missing optimizer steps is suppressed, because a resumed run has already made these
+        steps, and DeepSpeed makes them inside its engine.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
@@ -143,9 +144,9 @@ class TrainerHooks(Extension):
     def metrics_of_update(self) -> dict[str, float]:
         """Return the metrics of the last update under TRL's names.
 
-        Those of the rollout are means over responses of sums over their tokens, but `policy/entropy_avg` is the mean over
-        response tokens of the policy that wrote them. Those of optimizer steps are means over the steps; `val/ratio_var` is
-        the unbiased variance of the steps' mean ratios (0 for a single step).
+        Rollout metrics are summed over the tokens of a response and averaged over responses. Only `policy/entropy_avg` is
+        the mean over response tokens, under the sampling policy. Metrics of optimizer steps are averaged over steps.
+        `val/ratio_var` is the unbiased variance of the mean ratio over steps (0 for a single step).
         """
         assert self.experience is not None
         old, mask, kl_coef = self.experience.old, self.experience.mask, self.args.kl_coef
@@ -167,11 +168,11 @@ class TrainerHooks(Extension):
 
 
 class TRLCallbacks(TrainerCallbacks):
-    """The callbacks of a run, which receive TRL's arguments, state and metrics.
+    """Calls the callbacks of a run with TRL's arguments, state and metrics.
 
     Args:
-        callbacks: objects or classes.
-        trainer: a `PPOTrainer`, which has the settings and the metrics, and methods that a subclass may override.
+        callbacks: callback objects or classes.
+        trainer: `PPOTrainer` with the settings and metrics. Methods that subclasses may override are called on it.
     """
 
     state: OnlineTrainerState
@@ -183,7 +184,7 @@ class TRLCallbacks(TrainerCallbacks):
         self.given: tuple[Any, ...] = ()
 
     def require_unchanged(self) -> None:
-        """Raise an InvalidArgumentError if one of `READ_ONCE` has another value than at the first call."""
+        """Raise InvalidArgumentError if an attribute in `READ_ONCE` has changed since the first call."""
         now: tuple[Any, ...] = attrgetter(*READ_ONCE)(self.trainer)
         self.given = self.given or now
         if changed := [name for name, before, value in zip(READ_ONCE, self.given, now, strict=True) if value != before]:
@@ -243,10 +244,13 @@ class TRLCallbacks(TrainerCallbacks):
 
 
 def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: int, to_wandb: bool) -> None:
-    """Print the first of the current policy's nearly greedy completions with their scores; call it on all processes.
+    """Print some nearly greedy completions of the current policy with their scores. Call this on all processes.
 
     Args:
-        to_wandb: log all of them as a table to the active run of Weights & Biases, if there is one.
+        setup: setup of the run.
+        prompts: prompts to complete.
+        seed: seed of the run.
+        to_wandb: whether to log all completions as a table to the active Weights & Biases run, if there is one.
     """
     tokenizer = setup.policy.tokenization.tokenizer
     sampling = replace(setup.sampling, temperature=COMPLETION_TEMPERATURE)
@@ -260,7 +264,7 @@ def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: in
     rows = list(zip(queries, tokenizer.batch_decode(rollout.responses), scores.tolist(), strict=True))
     table = Table(*COMPLETION_COLUMNS, show_lines=True)
     for query, response, score in rows[:SHOWN_COMPLETIONS]:
-        table.add_row(Text(query), Text(response), f"{score:.4g}")  # text may look like markup
+        table.add_row(Text(query), Text(response), f"{score:.4g}")  # `Text` prevents parsing as markup
     console.print(table)
     if to_wandb:
         import wandb
@@ -270,7 +274,7 @@ def show_completions(setup: PPOSetup, prompts: Sequence[EncodedPrompt], seed: in
 
 
 def require_own_loop(trainer: type[Any], base: type[Any]) -> None:
-    """Raise a UserError for a subclass with a `train` that does not call the one of `base`: a changed copy of TRL's loop."""
+    """Raise UserError if a subclass overrides `train` without calling `base`, as modified copies of TRL's loop do."""
     train: Any = inspect.unwrap(trainer.train)
     names = train.__code__.co_names if inspect.isfunction(train) else ()
     if trainer.train is not base.train and not {"super", base.__name__} & {*names}:
@@ -281,7 +285,7 @@ def require_own_loop(trainer: type[Any], base: type[Any]) -> None:
 
 
 def end_processes_at_exit() -> None:
-    """End the process group of a script that ends without an error; under ZeRO-3 the process would abort at exit."""
+    """Destroy the process group when a script exits without an error. Under ZeRO-3, the process would otherwise abort."""
     atexit.unregister(_end_processes)
     atexit.register(_end_processes)
 

@@ -1,7 +1,7 @@
-"""Reward and value models that are called as they are: modules with `base_model_prefix` and `score`, as TRL calls them.
+"""Reward and value models whose own `forward` is called, as in TRL: modules with `base_model_prefix` and `score`.
 
-A classifier of transformers is computed by the core, which reads its weights. A user's module, and a classifier with hooks,
-a replaced forward or an adapter, may compute anything. It is called with padded token ids.
+The core evaluates plain transformers classifiers from their weights. User modules, and classifiers with hooks, a replaced
+forward or an adapter, can compute anything, so they are called with padded token ids instead.
 """
 
 from collections.abc import Sequence
@@ -36,22 +36,22 @@ from align.trl.value_head import PreTrainedModelWrapper
 
 
 class CalledModule(NamedTuple):
-    """The parts of a module that are called: one returns hidden states, the other maps them to numbers [.., 1]."""
+    """Body and head of a called module. The body returns hidden states, and the head maps them to numbers [.., 1]."""
 
     name: str
     body: nn.Module
     score: nn.Module
 
     def numbers(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Return a number for each token of rows [B, L]: [B, L], in float32.
+        """Return the number [B, L] of each token, in float32.
 
         Args:
-            ids: [B, L] padded with 0.
-            mask: [B, L], 1 on real tokens.
-            positions: [B, L].
+            ids: token ids [B, L], padded with 0.
+            mask: mask [B, L], 1 for real tokens.
+            positions: position ids [B, L].
 
         Raises:
-            UserError: if the module raises an error, or returns something else.
+            UserError: If the module raises an error or returns an unexpected result.
         """
         output = call_own_code(
             self.name,
@@ -73,10 +73,11 @@ class CalledModule(NamedTuple):
 
 
 def called_module(model: object, name: str) -> CalledModule | None:
-    """Return the parts of a model that must be called as it is; None for one whose weights tell what it computes.
+    """Return the parts of a model that must be called, or None if the core can evaluate it from its weights.
 
     Args:
-        name: of the argument, for errors.
+        model: reward or value model.
+        name: name of the argument, for errors.
     """
     if isinstance(model, PreTrainedModelWrapper):
         return _value_head_of_adapter(model, name)
@@ -89,7 +90,7 @@ def called_module(model: object, name: str) -> CalledModule | None:
 
 
 def _is_plain(model: object) -> bool:
-    """Return whether a model is a classifier of transformers as it was loaded."""
+    """Return whether a model is an unmodified transformers classifier."""
     if not isinstance(model, PreTrainedModel):
         return False
     try:
@@ -102,7 +103,7 @@ def _is_plain(model: object) -> bool:
 
 
 def _value_head_of_adapter(model: PreTrainedModelWrapper, name: str) -> CalledModule | None:
-    """Return the parts of a value head on a PEFT model; None for another one, which the core reads."""
+    """Return the parts of a PEFT model with a value head, or None for other models, which the core evaluates."""
     if not model.is_peft_model or has_separate_encoder(model.config):
         return None
     base = model.pretrained_model.get_base_model()
@@ -110,26 +111,26 @@ def _value_head_of_adapter(model: PreTrainedModelWrapper, name: str) -> CalledMo
 
 
 class ModuleBackbone(DecoderBackbone):
-    """A module behind the contract of backbones, whose hidden states are the numbers of its head.
+    """Adapts a called module to the `Backbone` interface. Its hidden states are the numbers returned by the head.
 
     Args:
-        module: has all weights.
-        called: its parts.
+        module: module with all weights.
+        called: body and head of the module.
     """
 
     def __init__(self, module: nn.Module, called: CalledModule) -> None:
         Backbone.__init__(self, module)  # type: ignore[arg-type]
-        self._called = (called,)  # in a tuple: its weights are those of the module
+        self._called = (called,)  # in a tuple, so that its weights are not registered twice
 
     @property
     def context_length(self) -> int | None:
-        """The limit of the called module's config; None if it has none."""
+        """Context length in the called module's config, or None."""
         config = getattr(self._called[0].body, "config", None)
         limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return int(limit) if limit else None
 
     def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Return the number before each response token and after the last one, [B, T+1, 1]."""
+        """Return the numbers [B, T+1, 1] before each response token and after the last one."""
         if prompt_of_response is not None:
             prompt = prompt.rows(prompt_of_response)
         rows = pack_rows(prompt, response, None)
@@ -138,21 +139,21 @@ class ModuleBackbone(DecoderBackbone):
 
 
 class CalledHead(ScalarHead):
-    """The head of a `ModuleBackbone`, which has applied the module's own."""
+    """Head of a `ModuleBackbone`. It only reshapes, because the backbone has applied the module's head."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[.., 1] -> [..] float32."""
+        """Convert hidden states [.., 1] to float32 numbers [..]."""
         return hidden.squeeze(-1).float()
 
 
 def called_critic(value_model: nn.Module) -> CalledCritic | None:
-    """Return a critic that calls a value model as it is; None for one that the core reads.
+    """Return a critic that calls a value model, or None if the core can evaluate the model.
 
     Raises:
-        InvalidArgumentError: if all of its weights are frozen.
+        InvalidArgumentError: If all weights of the model are frozen.
     """
     called = called_module(value_model, "value_model")
     if called is None:
@@ -165,13 +166,13 @@ def called_critic(value_model: nn.Module) -> CalledCritic | None:
 
 
 class ModuleReward(Extension):
-    """A reward model that is called as it is, with token ids.
+    """Calls a reward model with token ids.
 
     Args:
-        module: the reward model.
-        called: its parts.
-        pad_id: the first such token ends what the module reads of a response; None: it reads all of it.
-        rows: responses of a forward pass.
+        module: reward model.
+        called: body and head of the reward model.
+        pad_id: token before which responses are truncated. If None, responses are not truncated.
+        rows: number of responses per forward pass.
     """
 
     name = "reward_model"
@@ -210,7 +211,7 @@ class ModuleReward(Extension):
 
 
 def require_whole_weights(accelerator: Accelerator, name: str) -> None:
-    """Raise an InvalidArgumentError under ZeRO-3, where a user's module cannot be called."""
+    """Raise InvalidArgumentError under ZeRO-3, where user modules cannot be called."""
     if zero_stage(accelerator) == 3:
         raise InvalidArgumentError(
             f"{name} is a module that is called as it is, which ZeRO-3 does not support: use ZeRO-1 or 2, or a transformers "
@@ -221,15 +222,16 @@ def require_whole_weights(accelerator: Accelerator, name: str) -> None:
 def rewards_of(
     reward_model: Any, pad_id: int | None, rows: int
 ) -> tuple[list[RewardModelLike], list[WeightedFunction], list[Extension]]:
-    """Return the reward models and functions of the core, and the extension that calls a user's module.
+    """Return the core's reward models and functions, and the extension that calls a user module.
 
     Args:
-        pad_id: of the tokenizer.
-        rows: responses of a forward pass of a user's module.
+        reward_model: `reward_model` argument of the trainer.
+        pad_id: padding token of the tokenizer.
+        rows: number of responses per forward pass of a user module.
     """
     if called := called_module(reward_model, "reward_model"):
         return [], [], [ModuleReward(reward_model, called, pad_id, rows)]
-    # The tokenizer's padding counts, as in TRL: the classifier's own may be the EOS token, at which the score is read.
+    # Use the tokenizer's padding token, as TRL does. The classifier's may be the EOS token, at which the score is read.
     if isinstance(reward_model, PreTrainedModel):
         reward_model.config.pad_token_id = pad_id
     several = reward_model if isinstance(reward_model, list) else [reward_model]

@@ -1,4 +1,4 @@
-"""Helpers that TRL's module of this name exports, for scripts that import them; the trainer does not use them."""
+"""Helpers of TRL's module of the same name, for scripts that import them. The trainer does not use them."""
 
 import sys
 from types import ModuleType
@@ -23,7 +23,7 @@ from align.trl.value_head import PolicyAndValueModel
 PolicyAndValueWrapper = PolicyAndValueModel
 
 INVALID_LOGPROB = 1.0
-"""TRL's value of the log-probabilities of padding."""
+"""Log-probability of padding in TRL."""
 
 __all__ = [
     "INVALID_LOGPROB",
@@ -47,10 +47,10 @@ __all__ = [
 
 
 def exact_div(dividend: int, divisor: int, message: str = "") -> int:
-    """Return a quotient without remainder.
+    """Divide exactly.
 
     Raises:
-        ValueError: if there is a remainder.
+        ValueError: If there is a remainder.
     """
     quotient, remainder = divmod(dividend, divisor)
     if remainder:
@@ -59,16 +59,16 @@ def exact_div(dividend: int, divisor: int, message: str = "") -> int:
 
 
 def truncate_response(stop_token_id: int, pad_token_id: int, responses: Tensor) -> Tensor:
-    """Replace the tokens after the first stop token of each response, [B, T] ids, by padding."""
+    """Replace all tokens after the first stop token of each response [B, T] with padding."""
     stops = responses == stop_token_id
     return responses.masked_fill(stops.cumsum(1) - stops.long() > 0, pad_token_id)
 
 
 def forward(model: nn.Module, query_responses: Tensor, pad_token_id: int) -> ModelOutput:
-    """Call a model on [B, L] ids with padding on either side; the output has the states of all layers."""
+    """Call a model on token ids [B, L], padded on either side. The output includes the hidden states of all layers."""
     mask = query_responses != pad_token_id
     output: ModelOutput = model(
-        input_ids=query_responses.masked_fill(~mask, 0),  # a padding token may be outside of the embeddings
+        input_ids=query_responses.masked_fill(~mask, 0),  # the embeddings may lack a row for the padding token
         attention_mask=mask,
         position_ids=mask.cumsum(1) - mask.long(),
         return_dict=True,
@@ -78,17 +78,17 @@ def forward(model: nn.Module, query_responses: Tensor, pad_token_id: int) -> Mod
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
-    """Return the mean of the values where the mask is 1, over all of them or along an axis."""
+    """Return the mean of values where the mask is 1, over all elements or along an axis."""
     if axis is None:
         return (values * mask).sum() / mask.sum()
     return (values * mask).sum(axis) / mask.sum(axis)
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Return the variance of the values where the mask is 1.
+    """Return the variance of values where the mask is 1.
 
     Raises:
-        ValueError: if the mask leaves no value.
+        ValueError: If the mask is 0 everywhere.
     """
     count = mask.sum()
     if not count:
@@ -98,7 +98,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scale values to unit variance where the mask is 1, with mean 0 or, without `shift_mean`, with their mean."""
+    """Scale values to unit variance where the mask is 1. Shift the mean to 0, or keep it without `shift_mean`."""
     mean = masked_mean(values, mask)
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     return whitened if shift_mean else whitened + mean
@@ -107,10 +107,10 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
 def generate(
     lm_backbone: nn.Module, queries: Tensor, pad_token_id: int, generation_config: GenerationConfig
 ) -> tuple[Tensor, Tensor]:
-    """Generate responses to [B, L] ids with padding on the left; see `batch_generation`."""
+    """Generate responses to queries [B, L] padded on the left, see `batch_generation`."""
     mask = queries != pad_token_id
     output = lm_backbone.generate(  # type: ignore[operator]
-        input_ids=queries.masked_fill(~mask, 0),  # a padding token may be outside of the embeddings
+        input_ids=queries.masked_fill(~mask, 0),  # the embeddings may lack a row for the padding token
         attention_mask=mask,
         generation_config=generation_config,
         return_dict_in_generate=True,
@@ -127,11 +127,14 @@ def batch_generation(
     pad_token_id: int,
     generation_config: GenerationConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Generate responses in batches; return ids [B, L + T] of queries with responses, and logits [B, T, V].
+    """Generate responses in batches. Return the token ids [B, L + T] of queries with responses, and logits [B, T, V].
 
     Args:
-        queries: [B, L] ids, padded on the left.
-        local_rollout_forward_batch_size: rows of one call of `generate`.
+        model: language model.
+        queries: token ids [B, L], padded on the left.
+        local_rollout_forward_batch_size: number of rows per call of `generate`.
+        pad_token_id: padding token.
+        generation_config: settings of `generate`.
     """
     ids: list[Tensor] = []
     logits: list[Tensor] = []
@@ -143,7 +146,7 @@ def batch_generation(
 
 
 def first_true_indices(bools: Tensor, dtype: torch.dtype = torch.long) -> Tensor:
-    """Return the place [B] of the first True of each row [B, L]; L if there is none."""
+    """Return the index [B] of the first True in each row [B, L], or L if there is none."""
     places = torch.arange(bools.shape[-1], device=bools.device).expand_as(bools)
     return places.masked_fill(~bools, bools.shape[-1]).amin(-1).to(dtype)
 
@@ -151,13 +154,16 @@ def first_true_indices(bools: Tensor, dtype: torch.dtype = torch.long) -> Tensor
 def get_reward(
     model: nn.Module, query_responses: Tensor, pad_token_id: int, context_length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Call a model with `base_model_prefix` and `score` on [B, L] ids of queries with responses.
+    """Compute the scores of a model with `base_model_prefix` and `score`.
 
     Args:
-        context_length: columns of the queries.
+        model: reward or value model.
+        query_responses: token ids [B, L] of queries with responses.
+        pad_token_id: padding token.
+        context_length: number of query columns.
 
     Returns:
-        Scores [B, L, 1] of all tokens, those [B] of the last tokens before padding, and the places [B] of these.
+        Scores [B, L, 1] of all tokens, and the scores [B] and indices [B] of the last tokens before padding.
     """
     body: Any = getattr(model, str(model.base_model_prefix))
     output = forward(body, query_responses, pad_token_id)
@@ -175,7 +181,7 @@ def print_rich_table(table: Any) -> None:
     """Print a pandas data frame."""
     shown = Table(*map(str, table.columns), show_lines=True)
     for row in table.astype(str).itertuples(index=False):
-        shown.add_row(*(Text(cell) for cell in row))  # text may look like markup
+        shown.add_row(*(Text(cell) for cell in row))  # `Text` prevents parsing as markup
     console.print(shown)
 
 
@@ -183,10 +189,10 @@ ADVICE = "give the trainer a reward function as reward_model (docs/howto/own-rew
 
 
 class _HelperModule(ModuleType):
-    """This module, whose names cannot be replaced: in TRL the trainer would call the replacement."""
+    """Module type that rejects monkeypatching. In TRL, the trainer would call the replacement."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise a UserError, except for the attributes that Python sets."""
+        """Raise UserError, except for attributes set by Python."""
         if not (name.startswith("__") and name.endswith("__")):
             raise UserError(f"{self.__name__}.{name}: the trainer does not call it, so setting it has no effect; {ADVICE}")
         super().__setattr__(name, value)

@@ -1,4 +1,4 @@
-"""The prompts of TRL's data sets: token ids, with the columns that rewards read."""
+"""Prompts in TRL's data sets: token ids, and columns for rewards."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from align.tokenization.encoded import EncodedPrompt
 from align.trl.config import InvalidArgumentError
 
 TURN_COLUMNS = ("prompt", "messages")
-"""Columns of the prompts' texts, beside those of their token ids."""
+"""Columns with the text of prompts."""
 TOKEN_COLUMNS = ("input_ids", "attention_mask", "labels")
 
 
 def check_context(
     rows: Sequence[Mapping[str, Sequence[int]]], models: Mapping[str, nn.Module | None], response_length: int
 ) -> None:
-    """Raise an `InvalidArgumentError` for a prompt that leaves no room for a response in the context of a decoder."""
+    """Raise `InvalidArgumentError` if the longest prompt leaves no room for a response in a decoder's context."""
     longest = max(len(row["input_ids"]) for row in rows)
     for name, model in models.items():
         config: Any = getattr(model, "config", None)
@@ -38,7 +38,7 @@ def check_context(
 
 
 def data_sets(given: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
-    """Return the data sets of an argument that is one, several by name, or None."""
+    """Return the data sets of an argument: a data set, a mapping of names to data sets, or None."""
     if given is None:
         return []
     return list(given.values()) if isinstance(given, Mapping) else [given]
@@ -49,9 +49,9 @@ class PromptReader:
     """Reads the token ids of prompts from data sets.
 
     Attributes:
-        tokenizer: of the policy.
-        collator: a user's, which may change rows; None: there is none.
-        with_turns: keep the columns `prompt` and `messages`, for rewards that read texts.
+        tokenizer: tokenizer of the policy.
+        collator: user's collator, which may change rows, or None.
+        with_turns: whether to keep the columns `prompt` and `messages`, for rewards that read text.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -60,18 +60,18 @@ class PromptReader:
 
     @property
     def pad_id(self) -> int | None:
-        """The token that is left out of rows without an attention mask; None: no token is padding."""
+        """Padding token to remove from rows without an attention mask. None if it equals EOS or there is none."""
         pad_id: int | None = self.tokenizer.pad_token_id
         return None if pad_id == self.tokenizer.eos_token_id else pad_id
 
     def rows(self, dataset: Dataset) -> list[dict[str, Any]]:
-        """Return the token ids of each prompt. Raises the errors of `prompt_rows`."""
+        """Return the token ids of each prompt, see `prompt_rows`."""
         return prompt_rows(dataset, self.collator, self.pad_id, self.with_turns)
 
     def encoded(
         self, dataset: Dataset | Mapping[str, Dataset] | None, policy: LoadedModel, response_length: int
     ) -> list[EncodedPrompt]:
-        """Return the prompts of the sample tables; empty without data."""
+        """Return the prompts of the sample tables. Empty if there is no data set."""
         rows = [row for part in data_sets(dataset) for row in self.rows(part)]
         if not rows:
             return []
@@ -80,15 +80,15 @@ class PromptReader:
         return encode_prompts(rows, policy, limits, skip_bad_rows=False)
 
     def hints(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
-        """Return a line if rows without an attention mask seem to be padded with the EOS token."""
+        """Return a line if rows without an attention mask appear to be padded with the EOS token."""
         return padding_hint(rows, self.tokenizer.eos_token_id) if self.pad_id is None else []
 
 
 def token_list(name: str, value: Any) -> list[int]:
-    """Return a column's value of one row as a list of integers.
+    """Convert a value of a column to a list of integers.
 
     Raises:
-        InvalidArgumentError: for another kind of value.
+        InvalidArgumentError: If the value is a mapping or nested.
     """
     if isinstance(value, Mapping):
         raise InvalidArgumentError(
@@ -101,7 +101,7 @@ def token_list(name: str, value: Any) -> list[int]:
 
 
 def padding_hint(rows: Sequence[Mapping[str, Sequence[int]]], eos_token_id: int | None) -> list[str]:
-    """Return a line if rows without an attention mask seem to be padded with the EOS token, which is then read as text."""
+    """Return a line if rows without an attention mask appear to be padded with EOS tokens, which are then read as text."""
     padded = sum(
         "attention_mask" not in row and eos_token_id in (*_run(row["input_ids"][:2]), *_run(row["input_ids"][-2:]))
         for row in rows
@@ -115,7 +115,7 @@ def padding_hint(rows: Sequence[Mapping[str, Sequence[int]]], eos_token_id: int 
 
 
 def _run(ids: Sequence[int]) -> Sequence[int]:
-    """The token that two ids have in common."""
+    """Return the first of two ids if both are equal, or nothing."""
     return ids[:1] if len(ids) == 2 and ids[0] == ids[1] else []
 
 
@@ -125,12 +125,14 @@ def prompt_rows(
     """Return the token ids of each prompt, with its attention mask if it has one.
 
     Args:
-        collator: a user's, which may change rows.
-        pad_id: is left out of rows without an attention mask; None: no token is padding.
-        with_turns: keep the columns `prompt` and `messages`, for rewards that read texts, and all others inside `columns`.
+        dataset: prompts.
+        collator: user's collator, which may change rows, or None.
+        pad_id: padding token to remove from rows without an attention mask, if any.
+        with_turns: whether to keep the columns `prompt` and `messages`, for rewards that read text, and all columns except
+            token ids in `columns`.
 
     Raises:
-        InvalidArgumentError: if there are no rows, or no token ids.
+        InvalidArgumentError: If there are no rows or no token ids.
     """
     rows: list[dict[str, Any]] = []
     for row in dataset:
@@ -151,7 +153,7 @@ def prompt_rows(
 
 
 def has_turns(value: object) -> bool:
-    """Return whether the value of a column is a text or a list of turns."""
+    """Return whether the value of a column is nonblank text or a list of turns."""
     if isinstance(value, str):
         return bool(value.strip())
     return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)

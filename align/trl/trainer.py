@@ -1,4 +1,4 @@
-"""TRL's `PPOTrainer` on this library's PPO."""
+"""TRL's `PPOTrainer`, implemented with this library's PPO."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ from align.trl.value_head import PolicyAndValueModel, PreTrainedModelWrapper
 
 
 class KnownArguments:
-    """Refuses the argument names of earlier releases, unless a subclass defines the arguments."""
+    """Rejects argument names of earlier releases, unless a subclass defines these arguments."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         require_own_loop(cls, PPOTrainer)
@@ -71,30 +71,30 @@ class KnownArguments:
 
 
 class PPOTrainer(KnownArguments):
-    """PPO with the arguments, attributes and files of TRL 1.12's `PPOTrainer`; docs/migrate-from-trl.md lists differences.
+    """PPO trainer with the arguments, attributes and files of TRL 1.12. docs/migrate-from-trl.md lists the differences.
 
     The given models are trained in place.
 
     Args:
-        args: the settings.
-        processing_class: the policy's tokenizer.
-        model: the policy, a causal language model, a T5, or a `PeftModel`, whose active adapter is trained.
-        ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
-        reward_model: a sequence classifier with one label that reads the policy's token ids, or a module with
-            `base_model_prefix` and `score`. TRL does not accept the other kinds: the folder of a reward model, a reward
-            function of prompts, responses and columns of the data (docs/howto/own-reward.md), or a list of them.
-        train_dataset: prompts, as token ids in the column `input_ids`.
-        value_model: a sequence classifier with one label, a module with `base_model_prefix` and `score`, or a language model
-            with a value head, such as `AutoModelForSeq2SeqLMWithValueHead` for a T5. It predicts returns.
-        data_collator: called with each row alone, if given.
-        eval_dataset: prompts of the tables of sample completions; a dict of data sets is read as one.
-        optimizers: an optimizer and a scheduler of the learning rate in place of those of the settings.
-        callbacks: are called beside those of `args.report_to`.
-        peft_config: trains an adapter instead of all weights of the policy.
+        args: settings.
+        processing_class: tokenizer of the policy.
+        model: policy. A causal language model, a T5, or a `PeftModel`, whose active adapter is trained.
+        ref_model: reference of the KL penalty. Default: a copy of the policy, or with LoRA the policy without its adapter.
+        reward_model: sequence classifier with one label that reads the policy's token ids, or a module with
+            `base_model_prefix` and `score`. Unlike TRL, also the folder of a reward model, a reward function of prompts,
+            responses and data columns (docs/howto/own-reward.md), or a list of these.
+        train_dataset: prompts, with token ids in the column `input_ids`.
+        value_model: model that predicts returns. A sequence classifier with one label, a module with `base_model_prefix` and
+            `score`, or a language model with a value head, such as `AutoModelForSeq2SeqLMWithValueHead` for a T5.
+        data_collator: collator to call on each row separately, if any.
+        eval_dataset: prompts of the tables of sample completions. A dict of data sets is concatenated.
+        optimizers: optimizer and learning rate scheduler. Default: those selected by the settings.
+        callbacks: callbacks to use in addition to those of `args.report_to`.
+        peft_config: configuration of a new adapter to train instead of all weights of the policy.
 
     Raises:
-        InvalidArgumentError: for arguments that exclude each other.
-        UserError: for models or data that cannot be used.
+        InvalidArgumentError: If arguments are invalid or exclude each other.
+        UserError: If a model or the data cannot be used.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PPOTrainer(KnownArguments):
     # ------------------------------------------------------------------------------------------------- the constructor
 
     def _start_callbacks(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> None:
-        """Make the handler of the given callbacks and those of `args.report_to`; it reads `args` and `hooks`."""
+        """Create the handler of the given callbacks and those of `args.report_to`. Requires `args` and `hooks`."""
         reporters = get_reporting_integration_callbacks(self.args.report_to)
         self.callbacks = TRLCallbacks([*reporters, *callbacks, PrinterCallback], self)
         self.state, self.callback_handler = self.callbacks.state, self.callbacks.handler
@@ -149,14 +149,14 @@ class PPOTrainer(KnownArguments):
     def _prepare_run(
         self, policy: ModelSource, prompts: list[dict[str, Any]], value_model: PreTrainedModel | PreTrainedModelWrapper
     ) -> None:
-        """Make the settings and the objects of the core (`core_config`, `setup`) from the given models."""
+        """Create the settings and objects of the core (`core_config`, `setup`) for the given models."""
         args, model = self.args, cast(PreTrainedModel | PeftModel, policy.model)
         pad_id = self.processing_class.pad_token_id
         models, functions, extensions = rewards_of(self.reward_model, pad_id, args.per_device_train_batch_size)
         ends = ending_ids(self.stop_token_id, pad_id, vocabulary_rows(cast(Any, model)))
         config = core_config(args, max(len(row["input_ids"]) for row in prompts), ends)
         self.core_config = replace(config, prompts=data_name(prompts), **reward_settings(models, functions))
-        # transformers' settings have started the state of accelerate, on CPUs under DeepSpeed as that of a single process.
+        # transformers' settings have initialized accelerate's state. With DeepSpeed on CPUs, it has a single process.
         AcceleratorState._reset_state(reset_partial_state=True)
         if isinstance(model, PeftModel) and args.model_adapter_name:
             model.set_adapter(args.model_adapter_name)
@@ -171,14 +171,14 @@ class PPOTrainer(KnownArguments):
             callbacks=self.callbacks,
         )
         self.setup = prepare(self.core_config, inputs)
-        # Prompts are token ids: no template is applied to them, and the policy is saved with that of its tokenizer.
+        # Prompts are token ids, so no chat template is applied. The policy is saved with its tokenizer's template.
         self.setup.policy.tokenization.tokenizer.chat_template = self.processing_class.chat_template
         if isinstance(inputs.value_model, CalledCritic):
             require_whole_weights(self.setup.run.accelerator, "value_model")
         end_processes_at_exit()
 
     def _expose_models(self, model: PreTrainedModel | PeftModel, value_model: nn.Module) -> None:
-        """Set the attributes that TRL's trainer has after it has prepared its models."""
+        """Set the attributes that TRL's trainer has after preparing its models."""
         self.accelerator = self.setup.run.accelerator
         self.optimizer, self.lr_scheduler = self.hooks.optimizer, self.hooks.lr_scheduler
         self.model = PolicyAndValueModel(self.setup.policy.backbone.peft or model, value_model)
@@ -199,19 +199,19 @@ class PPOTrainer(KnownArguments):
     # ------------------------------------------------------------------------------------------------------- training
 
     def train(self) -> None:
-        """Run all updates, from the last checkpoint on if `args.resume_from_checkpoint` is set.
+        """Run all updates, or resume from a checkpoint if `args.resume_from_checkpoint` is set.
 
         Raises:
-            UserError: if this trainer has trained before.
+            UserError: If `train` has already been called.
         """
         with self.setup:
             train(self.core_config, self.setup)
 
     def generate_completions(self, sampling: bool = False) -> None:
-        """Print a table of completions of the evaluation prompts with their scores; do nothing without such prompts.
+        """Print a table of completions of the evaluation prompts with their scores. Without prompts, do nothing.
 
         Args:
-            sampling: complete the prompts of one batch only.
+            sampling: whether to complete only one batch of prompts.
         """
         if not self.eval_prompts:
             return
@@ -225,8 +225,8 @@ class PPOTrainer(KnownArguments):
         """Save the policy and its tokenizer, and upload them if `args.push_to_hub` is set.
 
         Args:
-            output_dir: the folder; None: `args.output_dir`. Other files there stay.
-            _internal_call: whether it saves a checkpoint, which is not uploaded.
+            output_dir: target folder, whose other files are kept. Default: `args.output_dir`.
+            _internal_call: whether to save a checkpoint, which is not uploaded.
         """
         folder = Path(output_dir or str(self.args.output_dir))
         names = self._save_policy(folder)
@@ -242,14 +242,14 @@ class PPOTrainer(KnownArguments):
         revision: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Save the policy in `args.output_dir` and upload its files; return the address of the repository.
+        """Save the policy in `args.output_dir` and upload its files. Return the URL of the repository.
 
         Args:
-            commit_message: of the commit.
-            blocking: accepted for compatibility: the upload has ended when this returns.
-            token: in place of `args.hub_token`.
-            revision: the branch, in place of `args.hub_revision`.
-            kwargs: of `create_model_card`.
+            commit_message: message of the commit.
+            blocking: accepted for compatibility. The upload always blocks.
+            token: access token. Default: `args.hub_token`.
+            revision: branch. Default: `args.hub_revision`.
+            kwargs: arguments of `create_model_card`.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         folder = Path(str(self.args.output_dir))
@@ -258,7 +258,7 @@ class PPOTrainer(KnownArguments):
         return self._upload(folder, names, commit_message, token, revision)
 
     def _save_policy(self, folder: Path) -> set[str]:
-        """Save the policy into a folder, and return the names of its files; on other processes than the first, none."""
+        """Save the policy to a folder. Return the names of its files on the first process, and no names on the others."""
         names: set[str] = set()
 
         def write(*values: Any, **named: Any) -> None:
@@ -273,7 +273,7 @@ class PPOTrainer(KnownArguments):
     def _upload(
         self, folder: Path, names: set[str], message: str, token: str | None = None, revision: str | None = None
     ) -> str:
-        """Push the files of the policy; other files of the folder are the user's own."""
+        """Upload only the files of the policy, because other files in the folder belong to the user."""
         args = self.args
         target = (self.hub_model_id or self._repository(), message, token or args.hub_token, revision or args.hub_revision)
         return run_on_main(lambda: push_model(folder, *target, names=names), self.accelerator)
@@ -281,12 +281,12 @@ class PPOTrainer(KnownArguments):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
-        """Write the card of the model, README.md, into `args.output_dir`.
+        """Write the model card (README.md) to `args.output_dir`.
 
         Args:
-            model_name: the title of the card; None: the name of the folder.
-            dataset_name: of the prompts.
-            tags: further tags for the hub.
+            model_name: title of the card. Default: the name of the folder.
+            dataset_name: name of the data set with the prompts.
+            tags: additional tags for the Hub.
         """
         rows = {"title": model_name or Path(str(self.args.output_dir)).name}
         rows |= {"data": dataset_name} if dataset_name else {}
@@ -307,10 +307,10 @@ class PPOTrainer(KnownArguments):
         run_on_main(lambda: self.state.save_to_json(str(path)), self.accelerator)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write `checkpoint-N`, and delete the oldest beyond `save_total_limit`.
+        """Write `checkpoint-N`, and delete the oldest checkpoints beyond `save_total_limit`.
 
-        The state of a run, which it resumes from, is in the run's own folder. The arguments are those of transformers, for
-        subclasses that override the method.
+        The state to resume from is in the run folder. The arguments are unused. They match transformers, for subclasses that
+        override the method.
         """
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         self.save_model(str(folder), _internal_call=True)
@@ -321,7 +321,7 @@ class PPOTrainer(KnownArguments):
 
     @property
     def control(self) -> TrainerControl:
-        """The requests of the callbacks."""
+        """Control flags set by the callbacks."""
         return self.callbacks.control
 
     @control.setter
@@ -330,7 +330,7 @@ class PPOTrainer(KnownArguments):
 
     @property
     def dataloader(self) -> DataLoader[Any]:
-        """A loader of the training prompts."""
+        """Loader of the training prompts."""
         return self.get_train_dataloader()
 
     @dataloader.setter
@@ -339,23 +339,23 @@ class PPOTrainer(KnownArguments):
 
     @property
     def eval_dataloader(self) -> DataLoader[Any]:
-        """A loader of the evaluation prompts."""
+        """Loader of the evaluation prompts."""
         return self.get_eval_dataloader()
 
     def __getattr__(self, name: str) -> Any:
-        """Explain members of earlier releases."""
+        """Explain the replacement of members of earlier releases."""
         if name in MEMBERS:
             raise AttributeError(f"{type(self).__name__!r} has no member {name!r}: {MEMBERS[name]}")
-        return self.__getattribute__(name)  # raises again, which keeps the error inside a property
+        return self.__getattribute__(name)  # raises again, preserving an error inside a property
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add metrics to `state.log_history`, and pass them to the callbacks; `start_time` has no effect."""
+        """Add metrics to `state.log_history` and pass them to the callbacks. `start_time` has no effect."""
         logs["epoch"] = self.state.epoch
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.callbacks.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
-        """Add a callback, given as an object or a class."""
+        """Add a callback (object or class)."""
         self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> TrainerCallback | None:
@@ -368,7 +368,7 @@ class PPOTrainer(KnownArguments):
         self.callback_handler.remove_callback(callback)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of the training prompts. Training itself draws its batches from memory."""
+        """Return a loader of the training prompts. Training does not use it."""
         size = self.args.local_batch_size
         return DataLoader(self.train_dataset, size, shuffle=True, collate_fn=self.data_collator, drop_last=True)
 
@@ -379,7 +379,7 @@ class PPOTrainer(KnownArguments):
 
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
-        """Let the policy compute as the reference: with its adapter switched off if it has one."""
+        """Make the policy compute the reference inside the block, by disabling its adapter if it has one."""
         backbone, loaded = self.setup.policy.backbone, self.setup.policy
         with backbone.adapter(loaded.initial_adapter) if loaded.adapter else nullcontext():
             yield

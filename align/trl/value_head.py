@@ -1,4 +1,4 @@
-"""Language models with TRL's value head: for folders and scripts that use them, and as value models of the trainer."""
+"""Language models with TRL's value head, for existing folders and scripts and as value models of the trainer."""
 
 import tempfile
 import zipfile
@@ -18,17 +18,17 @@ from align.models.checkpoint import push_model
 
 PREFIX = "v_head."
 ADAPTER_HEAD = "v_head.safetensors"
-"""The file of a value head beside an adapter."""
+"""File of a value head next to an adapter."""
 PICKLED = "pytorch_model.bin"
-"""The file of a value head that TRL saved without safetensors, or beside an adapter."""
+"""File in which TRL saved a value head without safetensors, or next to an adapter."""
 
 
 class ValueHead(nn.Module):
-    """Dropout and a linear layer from a hidden state to a number.
+    """Dropout, followed by a linear layer from a hidden state to a number.
 
     Args:
-        width: of the hidden states.
-        dropout: probability of dropout; 0: none.
+        width: size of the hidden states.
+        dropout: dropout probability.
     """
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -37,24 +37,25 @@ class ValueHead(nn.Module):
         self.summary = nn.Linear(width, 1)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, L, H] -> [B, L], in the number format of the head."""
+        """Convert hidden states [B, L, H] to values [B, L] in the dtype of the head."""
         values: Tensor = self.summary(self.dropout(hidden).to(self.summary.weight.dtype))
         return values.squeeze(-1)
 
 
 class PreTrainedModelWrapper(nn.Module):
-    """A language model whose forward pass returns logits in float32, the loss if there are labels, and values.
+    """Language model whose forward pass returns logits in float32, the loss if there are labels, and values.
 
     Args:
-        pretrained_model: a transformers or PEFT model.
-        summary_dropout_prob: dropout of the value head; `summary_dropout_prob` of the model's config takes precedence.
-        v_head_init_strategy: `normal` draws the weight and sets the bias to 0; None: as torch initializes a linear layer.
-        v_head_initializer_range: standard deviation of `normal`.
+        pretrained_model: transformers or PEFT model.
+        summary_dropout_prob: dropout of the value head. `summary_dropout_prob` in the model's config takes precedence.
+        v_head_init_strategy: `normal` draws the weight and sets the bias to 0. Default: torch's initialization of linear
+            layers.
+        v_head_initializer_range: standard deviation for `normal`.
     """
 
     transformers_parent_class: Any = None
     lm_head_namings = ("lm_head", "embed_out", "output_layer")
-    """Names of vocabulary matrices, for scripts that look for them."""
+    """Names of vocabulary matrices, for scripts that use this attribute."""
 
     def __init__(
         self,
@@ -84,22 +85,22 @@ class PreTrainedModelWrapper(nn.Module):
         is_trainable: bool = False,
         **kwargs: Any,
     ) -> "PreTrainedModelWrapper":
-        """Wrap a model in memory, or load one with its value head. A model without one gets a new head.
+        """Wrap a model in memory, or load a model with its value head. If there is no value head, create one.
 
         Args:
-            pretrained_model_name_or_path: a model, folder or hub name. An adapter's folder is loaded onto its base.
-            peft_config: of a new adapter.
-            is_trainable: whether a loaded adapter is trained.
-            kwargs: of the value head, and of the model's `from_pretrained`.
+            pretrained_model_name_or_path: model, folder or Hub id. An adapter is loaded onto its base model.
+            peft_config: configuration of a new adapter.
+            is_trainable: whether a loaded adapter is trainable.
+            kwargs: arguments of the value head and of the model's `from_pretrained`.
 
         Raises:
-            UserError: for a name that is no folder and cannot be downloaded, a folder whose value head is in a pickle, or a
-                reward adapter.
+            UserError: If the model is not a folder and cannot be downloaded, the value head is in a pickled file, or a
+                reward adapter is requested.
         """
         if kwargs.pop("reward_adapter", None) is not None:
             raise UserError("reward_adapter is not supported: give the trainer a merged classifier as its reward_model")
         flags = {name: True for name in ("load_in_8bit", "load_in_4bit") if kwargs.pop(name, False)}
-        if flags:  # transformers 5 takes them in a config alone
+        if flags:  # transformers 5 accepts them only in a config
             kwargs["quantization_config"] = BitsAndBytesConfig(**flags)
         own = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
         of_head = {name: kwargs.pop(name) for name in own if name in kwargs}
@@ -127,7 +128,7 @@ class PreTrainedModelWrapper(nn.Module):
         return_past_key_values: bool = False,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Return logits [B, L, V] in float32, the loss or None, values [B, L], and the cache if it is asked for."""
+        """Return logits [B, L, V] in float32, the loss or None, values [B, L] and, if requested, the cache."""
         kwargs |= {"output_hidden_states": True, "return_dict": True}
         output = self.pretrained_model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
         states = output.decoder_hidden_states if self.config.is_encoder_decoder else output.hidden_states
@@ -139,28 +140,28 @@ class PreTrainedModelWrapper(nn.Module):
         return self.pretrained_model.generate(*args, **kwargs)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Let the wrapped model recompute activations."""
+        """Enable gradient checkpointing in the wrapped model."""
         self.pretrained_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Let the wrapped model keep activations."""
+        """Disable gradient checkpointing in the wrapped model."""
         self.pretrained_model.gradient_checkpointing_disable()
 
     def push_to_hub(self, repo_id: str, token: str | None = None, **kwargs: Any) -> str:
-        """Save the model with its value head and upload it; `kwargs` are those of `save_pretrained`."""
+        """Save the model with its value head and upload it. `kwargs` are arguments of `save_pretrained`."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder, **kwargs)
             return push_model(Path(folder), repo_id, token=token)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the weights by their names in the wrapped model, and those of the value head."""
+        """Return the weights of the wrapped model under their own names, and the weights of the value head."""
         head = {f"{PREFIX}{name}": weight for name, weight in self.v_head.state_dict().items()}
         return {**self.pretrained_model.state_dict(*args, **kwargs), **head}
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save the model with its value head, as safetensors.
+        """Save the model with its value head as safetensors.
 
-        Beside an adapter the head is in a separate file.
+        If the model is an adapter, the head is saved to a separate file.
         """
         if not self.is_peft_model:
             self.pretrained_model.save_pretrained(save_directory, state_dict=self.state_dict(), **kwargs)
@@ -171,10 +172,10 @@ class PreTrainedModelWrapper(nn.Module):
 
 
 def stored_head(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of the value head in a folder; empty if there is none.
+    """Return the weights of the value head in a folder. Empty if there is no value head.
 
     Raises:
-        UserError: if there is none but that of a pickle.
+        UserError: If the value head may be in a pickled file, which is not loaded.
     """
     found: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -190,7 +191,7 @@ def stored_head(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _may_hold_a_head(path: Path) -> bool:
-    """Whether a pickled file names a weight of a value head, or cannot be searched for names. It is not loaded."""
+    """Return whether a pickled file may contain a value head. Search it for names of weights without loading it."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith("data.pkl")]
@@ -200,24 +201,24 @@ def _may_hold_a_head(path: Path) -> bool:
 
 
 class AutoModelForCausalLMWithValueHead(PreTrainedModelWrapper):
-    """A decoder with a value head."""
+    """Decoder with a value head."""
 
     transformers_parent_class = AutoModelForCausalLM
 
 
 class AutoModelForSeq2SeqLMWithValueHead(PreTrainedModelWrapper):
-    """An encoder-decoder with a value head on its decoder."""
+    """Encoder-decoder with a value head on its decoder."""
 
     transformers_parent_class = AutoModelForSeq2SeqLM
     is_encoder_decoder = True
 
 
 class PolicyAndValueModel(nn.Module):
-    """The trained models, under the names that TRL gives them.
+    """Container of the trained models, with TRL's attribute names.
 
     Args:
-        policy: the language model.
-        value_model: the model that predicts returns.
+        policy: language model.
+        value_model: model that predicts returns.
     """
 
     def __init__(self, policy: nn.Module, value_model: nn.Module) -> None:
@@ -227,13 +228,13 @@ class PolicyAndValueModel(nn.Module):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether the policy recomputes activations; TRL's `unwrap_model_for_generation` reads it."""
+        """Whether gradient checkpointing is enabled. Read by TRL's `unwrap_model_for_generation`."""
         return bool(getattr(self.policy, "is_activation_checkpointing", False))
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        """Let the policy recompute activations."""
+        """Enable gradient checkpointing in the policy."""
         self.policy.activation_checkpointing_enable(gradient_checkpointing_kwargs)  # type: ignore[operator]
 
     def gradient_checkpointing_disable(self) -> None:
-        """Let the policy keep activations."""
+        """Disable gradient checkpointing in the policy."""
         self.policy.activation_checkpointing_disable()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The PPO API of TRL 0.4 to 0.11 on this library: the script samples and scores, and `step` trains.
+"""PPO API of TRL 0.4 to 0.11: the script samples and scores responses, and `step` trains on them.
 
     from align.trl.legacy import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
     from align.trl.legacy.core import LengthSampler

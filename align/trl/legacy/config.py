@@ -1,4 +1,4 @@
-"""Settings of PPO by the names and with the defaults of TRL 0.11."""
+"""PPO settings with the names and defaults of TRL 0.11."""
 
 import importlib.util
 import inspect
@@ -21,13 +21,13 @@ LATER = {
     "missing_eos_penalty": "subtract it from the scores",
     "stop_token": "a generation argument, eos_token_id",
 }
-"""Settings of TRL 0.12 and later, and where they are here."""
+"""Settings of TRL 0.12 and later -> replacement in this API."""
 UNUSED = ("accelerator_kwargs", "optimize_device_cache", "optimize_cuda_cache", "dataset_num_proc")
-"""Settings without an effect; `exp_name` and others only describe a run."""
+"""Settings without an effect. `exp_name` and others only describe a run."""
 
 
 class KnownSettings:
-    """Refuses keyword arguments that are no settings of TRL 0.11."""
+    """Rejects keyword arguments that are not settings of TRL 0.11."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         known = inspect.signature(cls.__init__).parameters
@@ -45,7 +45,7 @@ class PPOConfig(KnownSettings):
     """Settings of `align.trl.legacy.PPOTrainer`.
 
     Raises:
-        InvalidArgumentError: for a value that is not valid, or an argument that is no setting.
+        InvalidArgumentError: If a value is invalid, or an argument is not a setting.
     """
 
     exp_name: str = setting("align", "Name of the experiment. Only for trackers.")
@@ -117,7 +117,7 @@ class PPOConfig(KnownSettings):
         self.total_ppo_epochs = math.ceil(self.steps / self.batch_size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings; those of nested dictionaries have names with slashes."""
+        """Return the settings as a flat dictionary. Keys of nested dictionaries are joined with slashes."""
         return _flat(asdict(self))
 
 

@@ -1,4 +1,4 @@
-"""The KL controllers of TRL 0.4 to 0.11, and the running moments of scores."""
+"""KL controllers of TRL 0.4 to 0.11, and running moments of scores."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from align.trl.legacy.config import PPOConfig
 class _Controller(KLController):
     @property
     def value(self) -> float:
-        """The coefficient of the KL penalty."""
+        """Coefficient of the KL penalty."""
         return self.coef
 
     @value.setter
@@ -19,12 +19,12 @@ class _Controller(KLController):
 
 
 class AdaptiveKLController(_Controller):
-    """A coefficient that follows the KL to a target (Ziegler et al. 2019, section 2.2).
+    """Adapts the KL coefficient to keep the KL near a target (Ziegler et al. 2019, section 2.2).
 
     Args:
-        init_kl_coef: the first coefficient.
-        target: KL in nats per response.
-        horizon: responses over which the coefficient adapts.
+        init_kl_coef: initial coefficient.
+        target: target KL, in nats per response.
+        horizon: number of responses over which the coefficient adapts.
     """
 
     def __init__(self, init_kl_coef: float, target: float, horizon: int) -> None:
@@ -32,27 +32,27 @@ class AdaptiveKLController(_Controller):
 
 
 class FixedKLController(_Controller):
-    """A constant coefficient."""
+    """Keeps the KL coefficient constant."""
 
     def __init__(self, kl_coef: float) -> None:
         super().__init__(kl_coef)
 
 
 def kl_controller(config: PPOConfig) -> AdaptiveKLController | FixedKLController:
-    """Return the controller of the settings."""
+    """Return the controller selected by the settings."""
     if config.adap_kl_ctrl:
         return AdaptiveKLController(config.init_kl_coef, config.target, int(config.horizon))
     return FixedKLController(config.init_kl_coef)
 
 
 class RunningMoments:
-    """Mean and unbiased standard deviation of all scores so far, by the parallel algorithm of Chan et al. 1979."""
+    """Mean and unbiased standard deviation of all scores so far (parallel algorithm of Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.mean, self.var, self.std, self.count = 0.0, 1.0, 1.0, 1e-24
 
     def update(self, scores: Tensor) -> None:
-        """Add the scores [B] of a step."""
+        """Update the moments with the scores [B] of a step."""
         count, mean, var = len(scores), float(scores.mean()), float(scores.var(correction=0))
         delta, total = mean - self.mean, self.count + count
         squares = self.var * self.count + var * count + delta**2 * self.count * count / total
@@ -60,6 +60,6 @@ class RunningMoments:
         self.std = (squares / (total - 1)) ** 0.5 if total > 1 else 0.0
 
     def scale(self, scores: Tensor, shift_mean: bool) -> Tensor:
-        """Divide scores by the standard deviation, after subtracting the mean with `shift_mean`."""
+        """Divide scores by the standard deviation. With `shift_mean`, subtract the mean first."""
         shifted = scores - self.mean if shift_mean else scores
         return shifted / (self.std + torch.finfo(scores.dtype).eps)

@@ -1,4 +1,4 @@
-"""The functions and classes of `trl.core` that scripts for TRL 0.4 to 0.11 import."""
+"""Functions and classes of `trl.core` that are imported by scripts for TRL 0.4 to 0.11."""
 
 import gc
 import random
@@ -29,13 +29,13 @@ __all__ = [
 
 
 class LengthSampler:
-    """Draws a length from `min_value` to `max_value` - 1, by NumPy's global generator."""
+    """Draws a length from `min_value` to `max_value` - 1 with NumPy's global generator."""
 
     def __init__(self, min_value: int, max_value: int) -> None:
         self.values = list(range(min_value, max_value))
 
     def __call__(self) -> int:
-        """Return a length."""
+        """Draw a length."""
         return int(np.random.choice(self.values))
 
 
@@ -47,14 +47,14 @@ def set_seed(seed: int) -> None:
 
 
 class PPODecorators:
-    """A decorator that frees the memory of a GPU after a call, for subclasses of the trainer."""
+    """Context manager that frees GPU memory after a call, for subclasses of the trainer."""
 
     optimize_device_cache = False
 
     @classmethod
     @contextmanager
     def empty_device_cache(cls) -> Iterator[None]:
-        """Free cached memory at the end if `optimize_device_cache` is set."""
+        """Free cached memory at the end of the block if `optimize_device_cache` is set."""
         yield
         if cls.optimize_device_cache and torch.cuda.is_available():
             gc.collect()
@@ -62,23 +62,23 @@ class PPODecorators:
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor | None, gather: bool = True) -> Tensor:
-    """Return the log-probs [B, L] of labels [B, L], or without `gather` those of all tokens [B, L, V]."""
+    """Return the log-probs [B, L] of labels [B, L], or without `gather` the log-probs [B, L, V] of all tokens."""
     return log_probs_of(logits, labels) if gather and labels is not None else logits.log_softmax(-1)
 
 
 def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Return the entropy in nats [..] of the distributions of logits [.., V]."""
+    """Return the entropy [..], in nats, of the distributions given by logits [.., V]."""
     return entropy_of(logits)
 
 
 def clip_by_value(x: Tensor, tensor_min: Tensor | float, tensor_max: Tensor | float) -> Tensor:
-    """Limit values to a range, elementwise."""
+    """Clamp values to a range, elementwise."""
     return torch.maximum(torch.minimum(x, torch.as_tensor(tensor_max)), torch.as_tensor(tensor_min))
 
 
 @torch.no_grad()
 def respond_to_batch(model: nn.Module, queries: Tensor, txt_len: int = 20, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Sample `txt_len` tokens after queries [B, L] without padding; return [B, txt_len]."""
+    """Sample `txt_len` tokens after each query. Queries [B, L] have no padding. Return token ids [B, txt_len]."""
     warpers: list[Any] = [TopKLogitsWarper(top_k=top_k)] if top_k > 0 else []
     if top_p < 1.0:
         warpers.append(TopPLogitsWarper(top_p=top_p))

@@ -1,4 +1,4 @@
-"""Batches of a data set, and padded inputs of the model."""
+"""Data loader, and padded model inputs."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,18 +13,18 @@ from align.trl.config import InvalidArgumentError
 from align.trl.legacy.config import PPOConfig
 
 LOGGED_COLUMNS = ("query", "response")
-"""Columns of the table that `log_stats` sends to W&B."""
+"""Default columns of the W&B table logged by `log_stats`."""
 KEPT_COLUMNS = ("input_ids", "attention_mask", "label", *LOGGED_COLUMNS)
-"""Columns that `remove_unused_columns` keeps."""
+"""Columns kept by `remove_unused_columns`."""
 
 
 def loader_of(
     dataset: Any, config: PPOConfig, collator: Callable[[list[Any]], Any] | None, accelerator: Accelerator
 ) -> DataLoader[Any]:
-    """Return a loader of shuffled batches of `batch_size` rows; each process gets its own batches.
+    """Return a loader of shuffled batches of `batch_size` rows. Each process gets different batches.
 
     Raises:
-        InvalidArgumentError: for data without a length or with fewer rows than a batch.
+        InvalidArgumentError: If the data set has no length, or too few rows for a batch on each process.
     """
     rows = len(dataset) if hasattr(dataset, "__len__") else None
     if rows is None:
@@ -44,7 +44,7 @@ def loader_of(
 def model_inputs(
     queries: Sequence[Tensor], responses: Sequence[Tensor], collator: Callable[[list[Any]], Any], has_encoder: bool
 ) -> Any:
-    """Return the arguments of a forward pass over queries and responses, padded by the collator."""
+    """Return the model inputs for queries and responses, padded by the collator."""
 
     def padded(rows: Sequence[Tensor]) -> Any:
         return collator([{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows])

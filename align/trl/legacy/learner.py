@@ -1,4 +1,4 @@
-"""The training of a step of TRL 0.11's trainer on this library's roles, losses and engine."""
+"""Training in a step of TRL 0.11's trainer, with this library's roles, losses and engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,11 +31,15 @@ from align.trl.legacy.rollout import (
 
 @dataclass
 class Learner:
-    """The trained models under their engine.
+    """Computes log-probs, values and KL, and trains policy and value head.
 
     Attributes:
-        reference: None: the policy without its adapter.
-        steps_done: calls of `train`.
+        config: settings of the trainer.
+        policy: policy.
+        reference: backbone of the reference. If None, the reference is the policy without its adapter.
+        roles: modules of policy, value head and reference.
+        engine: training engine.
+        steps_done: number of calls of `train`.
     """
 
     config: PPOConfig
@@ -47,11 +51,11 @@ class Learner:
 
     @property
     def accelerator(self) -> Accelerator:
-        """The processes."""
+        """Accelerator of the engine."""
         return self.engine.accelerator
 
     def micro_batch_tokens(self, scored: ScoredRollout) -> int:
-        """Return the padded tokens of TRL's forward passes."""
+        """Return the number of padded tokens per forward pass in TRL."""
         return self.config.mini_batch_size * scored.longest
 
     def minibatches(self, rows: int, epoch: int) -> list[list[int]]:
@@ -63,13 +67,13 @@ class Learner:
         )
 
     def forward(self, scored: ScoredRollout) -> RoleOutputs:
-        """Return log-probs of policy and reference, and values [B, T], before the update."""
+        """Return the log-probs [B, T] of policy and reference and the values [B, T] before the update."""
         minibatches = self.minibatches(len(scored.rollout), 0)
         tokens, backbone = self.micro_batch_tokens(scored), self.policy.backbone
         return forward_all_roles(self.roles, scored.rollout, minibatches, backbone, 1.0, tokens, self.accelerator)
 
     def kl(self, scored: ScoredRollout, old: RoleOutputs) -> Tensor:
-        """Return the KL [B, T] of each token to the reference, by the estimator of the settings."""
+        """Return the KL [B, T] to the reference per token, with the estimator in the settings."""
         if self.config.kl_penalty != "full":
             return kl_of_tokens(old.log_probs, old.ref_log_probs, self.config.kl_penalty)
         if zero_stage(self.accelerator) == 3:
@@ -80,7 +84,7 @@ class Learner:
         return kl_of_distributions(policy, reference, scored.rollout, tokens, self.accelerator)
 
     def train(self, scored: ScoredRollout, old: RoleOutputs, estimates: Estimates) -> dict[str, float]:
-        """Train for several epochs; return means of the statistics over optimizer steps."""
+        """Train for several epochs. Return statistics averaged over optimizer steps."""
         config, rows = self.config, len(scored.rollout)
         step_stats: list[dict[str, float]] = []
         for epoch in range(config.ppo_epochs):
@@ -93,7 +97,7 @@ class Learner:
     def optimize(
         self, scored: ScoredRollout, old: RoleOutputs, estimates: Estimates, minibatch: Sequence[int]
     ) -> dict[str, float]:
-        """Make one optimizer step, and return its statistics."""
+        """Make an optimizer step and return its statistics."""
         config, device = self.config, self.accelerator.device
         limits = (config.cliprange, config.cliprange, config.cliprange_value)
         coefficients = LossCoefficients(*limits, config.vf_coef, ent_coef=0.0, kl_coef=0.0, kl_estimator=None)

@@ -1,4 +1,4 @@
-"""The reference model of TRL 0.4 to 0.11."""
+"""Reference model of TRL 0.4 to 0.11."""
 
 import copy
 from typing import TypeVar
@@ -13,19 +13,20 @@ LAYERS = (
     *("transformer.h.{layer}.", "model.decoder.layers.{layer}.", "gpt_neox.layers.{layer}.", "model.layers.{layer}."),
     *("decoder.block.{layer}.",),
 )
-"""How architectures name their layers."""
+"""Names of layers in common architectures."""
 
 
 def create_reference_model(model: Model, num_shared_layers: int | None = None, pattern: str | None = None) -> Model:
     """Return a frozen copy of a model in evaluation mode.
 
     Args:
-        model: the policy.
-        num_shared_layers: freeze these first layers and all weights before them in the policy, too. None: none.
-        pattern: how the model names its layers, with `{layer}` in place of the number; None: the usual names.
+        model: policy.
+        num_shared_layers: number of first layers to freeze in the policy as well, with all weights before them. Default: no
+            layers.
+        pattern: name of a layer, with `{layer}` as its number. Default: the names of common architectures.
 
     Raises:
-        InvalidArgumentError: if the model has no layer with that number.
+        InvalidArgumentError: If the model has no layer with that number.
     """
     if num_shared_layers is not None:
         _freeze_before(model, [pattern] if pattern else list(LAYERS), num_shared_layers)

@@ -1,4 +1,4 @@
-"""The responses of a step over all processes, and what the loss reads of them."""
+"""Responses of a step over all processes, and the inputs of the loss."""
 
 import math
 from collections.abc import Sequence
@@ -26,18 +26,18 @@ from align.trl.ppo_trainer import masked_var, masked_whiten
 
 
 class ScoredResponse(NamedTuple):
-    """A query, its response and its score."""
+    """A query, its response, its score and the mask of trained tokens."""
 
     query: list[int]
     response: list[int]
     score: float
     mask: list[bool]
-    """Whether each token of the response is trained."""
+    """Whether each response token is trained."""
 
 
 @dataclass(frozen=True)
 class ScoredRollout:
-    """The responses of all processes with their scores [B] and the mask [B, T] of trained tokens, on the CPU."""
+    """Responses of all processes, with scores [B] and the mask [B, T] of trained tokens on the CPU."""
 
     rollout: Rollout
     scores: Tensor
@@ -45,7 +45,7 @@ class ScoredRollout:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest query and the longest response."""
+        """Number of tokens in the longest query plus the longest response."""
         queries = max(len(prompt.ids) for prompt in self.rollout.prompts)
         return queries + int(self.rollout.lengths.max())
 
@@ -53,15 +53,18 @@ class ScoredRollout:
 def scored_responses(
     count: int, queries: object, responses: object, scores: object, masks: object, start_id: int | None
 ) -> list[ScoredResponse]:
-    """Check the arguments of `step`, and return them by rows.
+    """Check the arguments of `step` and convert them to rows.
 
     Args:
-        count: the number of rows.
-        masks: None: all tokens of a response are trained.
-        start_id: is removed from the beginning of responses; None: nothing is.
+        count: number of rows.
+        queries: token ids [L] of each query.
+        responses: token ids [T] of each response.
+        scores: score of each response.
+        masks: mask [T] of trained tokens of each response. If None, all response tokens are trained.
+        start_id: token to remove from the start of responses, if any.
 
     Raises:
-        InvalidArgumentError: if an argument is not a list of `count` tensors of the right shape.
+        InvalidArgumentError: If an argument is not a list of `count` tensors with the right shape.
     """
     columns = {"queries": queries, "responses": responses, "scores": scores}
     columns |= {} if masks is None else {"response_masks": masks}
@@ -97,10 +100,10 @@ def scored_responses(
 
 
 def gathered_rollout(rows: Sequence[ScoredResponse], backbone: Backbone, accelerator: Accelerator) -> ScoredRollout:
-    """Return the rows of all processes, in the order of ranks.
+    """Gather the rows of all processes in rank order.
 
     Raises:
-        UserError: if a row does not fit the model's context, or has an id outside of its vocabulary.
+        UserError: If a row does not fit into the model's context, or has a token id outside the vocabulary.
     """
     gathered = gather_rows(list(rows), accelerator)
     known = vocabulary_rows(backbone.model)
@@ -117,7 +120,7 @@ def gathered_rollout(rows: Sequence[ScoredResponse], backbone: Backbone, acceler
 
 
 def kl_of_tokens(log_probs: Tensor, reference: Tensor, penalty: str) -> Tensor:
-    """Return the KL [B, T] that a sampled token contributes, by TRL's name of the estimator."""
+    """Return the KL estimate [B, T] of each sampled token. `penalty` is TRL's name of the estimator."""
     if penalty == "abs":
         return (log_probs - reference).abs()
     return kl_estimate(log_probs, reference, "k2" if penalty == "mse" else "k1")
@@ -131,12 +134,14 @@ def kl_of_distributions(
     tokens: int,
     accelerator: Accelerator,
 ) -> Tensor:
-    """Return the KL [B, T] of the policy's next-token distribution to that of the reference.
+    """Return the KL [B, T] between the next-token distributions of policy and reference.
 
     Args:
-        policy: a backbone and its adapter.
-        reference: the same.
-        tokens: padded tokens of a forward pass.
+        policy: backbone and active adapter.
+        reference: backbone and active adapter.
+        rollout: responses.
+        tokens: maximum number of padded tokens per forward pass.
+        accelerator: accelerator of the run.
     """
     kl_of_rows: dict[int, Tensor] = {}
     prompts = [prompt.ids for prompt in rollout.prompts]
@@ -156,7 +161,7 @@ def kl_of_distributions(
 
 @dataclass(frozen=True)
 class Estimates:
-    """Advantages, returns and masked values [B, T] of a step, and the mean reward of a token without its score."""
+    """Values, advantages and returns [B, T] of a step, and the mean non-score reward per token."""
 
     values: Tensor
     advantages: Tensor
@@ -165,15 +170,18 @@ class Estimates:
 
 
 def estimate(config: PPOConfig, scored: ScoredRollout, kl: Tensor, values: Tensor, kl_coef: float) -> Estimates:
-    """Return what the loss is computed from; a token that is not trained has no reward and the value 0.
+    """Compute advantages and returns. Tokens that are not trained have reward 0 and value 0.
 
     Args:
-        kl: [B, T] of each token.
-        values: [B, T] before each token.
+        config: settings of the trainer.
+        scored: responses with scores and mask.
+        kl: KL [B, T] per token.
+        values: values [B, T] before each token.
+        kl_coef: coefficient of the KL penalty.
     """
     mask = scored.mask
     values = values.masked_fill(~mask, 0.0)
-    last = mask.shape[1] - mask.flip(1).long().argmax(1)  # [B] the place after the last trained token
+    last = mask.shape[1] - mask.flip(1).long().argmax(1)  # [B] position after the last trained token
     rewards = add_kl_penalty(scored.scores, kl, last, kl_coef).masked_fill(~mask, 0.0)
     if config.whiten_rewards:
         rewards = masked_whiten(rewards, mask, shift_mean=False).masked_fill(~mask, 0.0)
@@ -185,11 +193,14 @@ def estimate(config: PPOConfig, scored: ScoredRollout, kl: Tensor, values: Tenso
 def loss_inputs(
     old_log_probs: Tensor, estimates: Estimates, rows: Sequence[int], mask: Tensor, minibatch_tokens: float
 ) -> LossInputs:
-    """Return the tensors of some rows for `ppo_loss`.
+    """Return the inputs of `ppo_loss` for some rows.
 
     Args:
-        mask: [B, T] of these rows on the device of the loss.
-        minibatch_tokens: trained tokens of the minibatch.
+        old_log_probs: log-probs [B, T] of all rows before the update.
+        estimates: estimates for all rows.
+        rows: selected rows.
+        mask: mask of the selected rows, on the device of the loss.
+        minibatch_tokens: number of trained tokens in the minibatch.
     """
 
     def columns(tensor: Tensor) -> Tensor:
@@ -208,7 +219,7 @@ def loss_inputs(
 
 
 def minibatch_stats(estimates: Estimates, mask: Tensor, rows: Sequence[int]) -> dict[str, float]:
-    """Return TRL's statistics of the constants of a minibatch."""
+    """Return TRL's statistics of the advantages, returns and values of a minibatch."""
     inside = mask[rows]
     several = int(inside.sum()) > 1
 

@@ -1,4 +1,4 @@
-"""Sampling by the `generate` method of transformers, for queries of different lengths."""
+"""Sampling with transformers' `generate`, for queries of different lengths."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,12 +17,15 @@ def sample_responses(
     arguments: Mapping[str, Any],
     multiple: int | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return each query [L] with its response [T]; a T5's response begins with its start token.
+    """Sample a response to each query. Return (query [L], response [T]) pairs. T5 responses include the start token.
 
     Args:
-        queries: are padded to one length; the attention mask tells the padding.
-        arguments: of `generate`.
-        multiple: of the length of padded queries; None: any.
+        model: model with a `generate` method.
+        queries: token ids [L] of each query, without padding.
+        tokenizer: tokenizer of the model.
+        device: device of the model.
+        arguments: arguments of `generate`.
+        multiple: pad the length of queries to a multiple of this. Default: no rounding.
     """
     longest = max(map(len, queries))
     width = longest if multiple is None else -(-longest // multiple) * multiple
@@ -39,7 +42,7 @@ def sample_responses(
 
 
 def cut_after(response: Tensor, end_id: int | None) -> Tensor:
-    """Return a response [T] up to its first end token."""
+    """Truncate a response [T] after its first end token."""
     if end_id is None or not (ends := (response == end_id).nonzero()).numel():
         return response
     return response[: int(ends[0]) + 1]

@@ -1,4 +1,4 @@
-"""The arguments of the trainer of TRL 0.11: checks, and this library's settings for them."""
+"""Arguments of TRL 0.11's trainer: checks, and conversion to this library's settings."""
 
 import inspect
 import os
@@ -17,9 +17,9 @@ INNER_METHODS = (
     *("compute_advantages", "compute_rewards", "loss", "train_minibatch", "record_step_stats", "_kl_penalty"),
     "_step_safety_checker",
 )
-"""Methods of TRL's trainer that change the algorithm if a subclass overrides them, and that `step` does not call."""
+"""Methods of TRL's trainer that `step` does not call, although overriding them would change the algorithm in TRL."""
 COPIED_METHODS = ("batched_forward_pass", "_generate_batched")
-"""Methods that subclasses copy with small changes, and that are not called."""
+"""Methods that subclasses often copy with small changes, and that are never called here."""
 NEW_ARGUMENTS = {
     "args": "config",
     "processing_class": "tokenizer",
@@ -29,11 +29,11 @@ NEW_ARGUMENTS = {
     "optimizers": "optimizer, lr_scheduler",
     "peft_config": "AutoModelForCausalLMWithValueHead.from_pretrained(name, peft_config=...)",
 }
-"""Arguments of the trainer in TRL 0.12 and later."""
+"""Trainer arguments of TRL 0.12 and later."""
 
 
 class KnownArguments:
-    """Refuses what TRL 0.11 does not have: arguments of later trainers, and methods that `step` would not call."""
+    """Rejects arguments of later trainers, and subclasses that override methods that `step` does not call."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if later := [name for name in kwargs if name in NEW_ARGUMENTS and not _takes(cls, name)]:
@@ -51,7 +51,7 @@ class KnownArguments:
 
 
 def _takes(trainer: type[Any], name: str) -> bool:
-    """Return whether the constructor of a subclass has an argument of this name."""
+    """Return whether the constructor of a subclass accepts an argument with this name."""
     parameters = inspect.signature(trainer.__init__).parameters
     return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
@@ -59,7 +59,7 @@ def _takes(trainer: type[Any], name: str) -> bool:
 def require_objects(
     config: object, model: object, ref_model: object, tokenizer: object, optimizer: object, lr_scheduler: object
 ) -> None:
-    """Raise an InvalidArgumentError for an argument of the trainer of another kind."""
+    """Raise InvalidArgumentError for a trainer argument with a wrong type."""
     expected = (
         ("config", config, PPOConfig, "an align.trl.legacy.PPOConfig"),
         ("model", model, PreTrainedModelWrapper, "a model with a value head of align.trl.legacy"),
@@ -76,7 +76,7 @@ def require_objects(
 
 
 def core_config(config: PPOConfig) -> core.PPOConfig:
-    """Return the settings of this library that the engine and the loading of models read.
+    """Return this library's settings for loading models and for the engine.
 
     Nothing is written to `output_dir`.
     """
@@ -98,7 +98,7 @@ def core_config(config: PPOConfig) -> core.PPOConfig:
 
 
 def uncalled_methods(trainer: type[Any]) -> list[str]:
-    """Return a line for each method of a subclass that TRL's `step` calls and this one does not."""
+    """Return a line for each method of a subclass that TRL's `step` would call and this `step` does not."""
     return [
         f"{trainer.__name__}.{name} is never called: step() computes log-probs, values and responses without padding"
         for name in COPIED_METHODS

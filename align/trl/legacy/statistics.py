@@ -1,4 +1,4 @@
-"""The statistics of a step under TRL's names."""
+"""Statistics of a step under TRL's names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +24,13 @@ def step_stats(
     """Return the statistics of a step over all processes.
 
     Args:
-        kl: [B, T] of each token to the reference.
-        train_stats: means over optimizer steps.
-        with_arrays: whether to include those that are not single numbers.
+        scored: responses with scores and mask.
+        old: log-probs and values before the update.
+        kl: KL [B, T] to the reference per token.
+        estimates: advantages and returns.
+        train_stats: statistics averaged over optimizer steps.
+        kl_coef: coefficient of the KL penalty.
+        with_arrays: whether to include arrays.
     """
     mask, scores = scored.mask, scored.scores
     kl_of_responses = kl.masked_fill(~mask, 0.0).sum(1)
@@ -53,7 +57,7 @@ def step_stats(
 def text_stats(
     queries: Sequence[Tensor], responses: Sequence[Tensor], accelerator: Accelerator, with_arrays: bool
 ) -> dict[str, Any]:
-    """Return statistics of the lengths of queries and responses of all processes."""
+    """Return statistics of query and response lengths over all processes."""
     pairs = [(float(len(query)), float(len(response))) for query, response in zip(queries, responses, strict=True)]
     lengths = torch.tensor(gather_rows(pairs, accelerator))
     stats: dict[str, Any] = {}
@@ -66,7 +70,7 @@ def text_stats(
 
 
 def reward_stats(rewards: Sequence[Any] | Tensor, accelerator: Accelerator) -> dict[str, Any]:
-    """Return statistics of the rewards of all processes."""
+    """Return statistics of the rewards over all processes."""
     values = rewards.flatten() if isinstance(rewards, Tensor) else rewards
     gathered = torch.tensor(gather_rows([float(value) for value in values], accelerator))
     return {
@@ -77,12 +81,12 @@ def reward_stats(rewards: Sequence[Any] | Tensor, accelerator: Accelerator) -> d
 
 
 def standard_deviation(values: Tensor) -> float:
-    """Return the unbiased standard deviation; 0 of a single value."""
+    """Return the unbiased standard deviation, or 0 for a single value."""
     return float(values.std()) if len(values) > 1 else 0.0
 
 
 def negative_kl_warning(kl: float) -> str:
-    """Return a line for a KL that is far below 0, or ""."""
+    """Return a warning if the KL is far below 0, or "" otherwise."""
     if kl >= -1.0:
         return ""
     return (

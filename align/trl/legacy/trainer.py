@@ -1,4 +1,4 @@
-"""The `PPOTrainer` of TRL 0.4 to 0.11 on this library's losses and engine."""
+"""`PPOTrainer` of TRL 0.4 to 0.11, with this library's losses and engine."""
 
 import tempfile
 import time
@@ -42,7 +42,7 @@ from align.trl.value_head import PreTrainedModelWrapper
 
 
 class PPOTrainer(KnownArguments):
-    """PPO with the arguments, methods and statistics of TRL 0.11; docs/migrate-from-trl.md lists differences.
+    """PPO trainer with the arguments, methods and statistics of TRL 0.11. docs/migrate-from-trl.md lists the differences.
 
         trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset, data_collator=collator)
         for batch in trainer.dataloader:
@@ -53,20 +53,20 @@ class PPOTrainer(KnownArguments):
     The model is trained in place.
 
     Args:
-        config: the settings.
-        model: the policy with its value head.
-        ref_model: the reference of the KL penalty. None: a copy of the policy, or with LoRA the policy without its adapter.
-        tokenizer: of the policy.
-        dataset: rows of `dataloader`; None: the script makes its own batches.
-        optimizer: over all trained weights, in float32; None: Adam. Not under DeepSpeed.
-        data_collator: of `dataloader`.
-        num_shared_layers: without `ref_model`, freeze these first layers.
-        lr_scheduler: of `optimizer`; advances in each step.
-        training_data_collator: pads token ids in `prepare_model_inputs`; None: the tokenizer does.
+        config: settings.
+        model: policy with a value head.
+        ref_model: reference of the KL penalty. Default: a copy of the policy, or with LoRA the policy without its adapter.
+        tokenizer: tokenizer of the policy.
+        dataset: rows of `dataloader`. If None, the script creates its own batches.
+        optimizer: optimizer over all trained weights, which must be in float32. Not supported with DeepSpeed. Default: Adam.
+        data_collator: collator of `dataloader`.
+        num_shared_layers: number of first layers to freeze if there is no `ref_model`.
+        lr_scheduler: scheduler of `optimizer`, which advances once per step.
+        training_data_collator: collator that pads token ids in `prepare_model_inputs`. Default: the tokenizer's padding.
 
     Raises:
-        InvalidArgumentError: for arguments that do not belong together.
-        UserError: for models that cannot be used.
+        InvalidArgumentError: If an argument is invalid or excluded by another.
+        UserError: If a model cannot be used.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class PPOTrainer(KnownArguments):
     # ------------------------------------------------------------------------------------------------- the constructor
 
     def _load_models(self, num_shared_layers: int | None) -> None:
-        """Make the run, the policy and the frozen reference from the given models."""
-        # A script may have started accelerate, to learn its device for example.
+        """Create the run, the policy and the frozen reference from the given models."""
+        # A script may have initialized accelerate, for example to get its device.
         AcceleratorState._reset_state(reset_partial_state=True)
         if num_shared_layers is not None and self.ref_model is None:
             self.ref_model = create_reference_model(self.model, num_shared_layers)
@@ -126,7 +126,7 @@ class PPOTrainer(KnownArguments):
     def _start_engine(
         self, optimizer: torch.optim.Optimizer | None, lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None
     ) -> None:
-        """Put policy and value head under the engine, with the given optimizer or Adam."""
+        """Create the engine for policy and value head, with the given optimizer or Adam."""
         head = ScalarHead.around(self.model.v_head.summary)
         module = ActorCritic(self._policy.backbone, self._policy.adapter, head, with_entropy=True)
         frozen = LanguageModel(self._reference) if self._reference is not None else None
@@ -140,7 +140,7 @@ class PPOTrainer(KnownArguments):
         self.lr_scheduler = lr_scheduler
 
     def _set_sizes(self) -> None:
-        """Store the sizes over all processes in the settings, as TRL does."""
+        """Store the global batch sizes in the settings, as TRL does."""
         config, processes = self.config, self.accelerator.num_processes
         assert config.backward_batch_size is not None
         config.world_size, config.global_batch_size = processes, config.batch_size * processes
@@ -148,7 +148,7 @@ class PPOTrainer(KnownArguments):
         config.is_encoder_decoder, config.is_peft_model = self.is_encoder_decoder, self.is_peft_model
 
     def _start_tracker(self) -> None:
-        """Start the tracker of `log_stats`."""
+        """Start the tracker used by `log_stats`."""
         config, accelerator = self.config, self.accelerator
         if config.log_with is None:
             return
@@ -163,12 +163,12 @@ class PPOTrainer(KnownArguments):
 
     @property
     def accelerator(self) -> Accelerator:
-        """The processes and their devices."""
+        """Accelerator of the run."""
         return self.run.accelerator
 
     @property
     def current_device(self) -> torch.device:
-        """The device of this process."""
+        """Device of this process."""
         device: torch.device = self.__dict__.get("_device", self.accelerator.device)
         return device
 
@@ -178,31 +178,31 @@ class PPOTrainer(KnownArguments):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are several processes."""
+        """Whether the run has several processes."""
         return bool(self.accelerator.num_processes > 1)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer of policy and value head."""
+        """Optimizer of policy and value head."""
         return self.engine.optimizer
 
     @property
     def optional_peft_ctx(self) -> Callable[[], AbstractContextManager[Any]]:
-        """A context in which a PEFT model computes without its adapter."""
+        """Context manager that disables the adapter of a PEFT model."""
         return self.model.pretrained_model.disable_adapter if self.is_peft_model else nullcontext
 
     # ------------------------------------------------------------------------------------------------------------ data
 
     def prepare_dataloader(self, dataset: Any, data_collator: Callable[[list[Any]], Any] | None = None) -> DataLoader[Any]:
-        """Return a loader of shuffled batches of `batch_size` rows; each process gets its own batches.
+        """Return a loader of shuffled batches of `batch_size` rows. Each process gets different batches.
 
         Raises:
-            InvalidArgumentError: for data without a length or with fewer rows than a batch.
+            InvalidArgumentError: If the data set has no length, or too few rows for a batch on each process.
         """
         return loader_of(dataset, self.config, data_collator, self.accelerator)
 
     def prepare_model_inputs(self, queries: Sequence[Tensor], responses: Sequence[Tensor]) -> Mapping[str, Tensor]:
-        """Return the padded arguments of a forward pass of the model over queries and responses."""
+        """Return the padded model inputs for queries and responses."""
         inputs: Any = model_inputs(queries, responses, self.data_collator, self.is_encoder_decoder)
         moved: Mapping[str, Tensor] = inputs.to(self.current_device)
         return moved
@@ -220,20 +220,20 @@ class PPOTrainer(KnownArguments):
         remove_padding: bool = True,
         **generation_kwargs: Any,
     ) -> Any:
-        """Sample a response to each query by the `generate` method of transformers.
+        """Sample a response to each query with transformers' `generate`.
 
         Args:
-            query_tensor: ids of one query, or of several.
+            query_tensor: token ids [L] of a query, or a list with the token ids of several queries.
             length_sampler: draws `max_new_tokens` for each batch.
-            batch_size: queries of a batch.
-            return_prompt: whether to return queries with their responses; a T5 returns responses alone.
-            generate_ref_response: whether the reference responds as well.
-            pad_to_multiple_of: of the length of queries.
-            remove_padding: whether to cut a response after its EOS token.
+            batch_size: number of queries per batch.
+            return_prompt: whether to return queries with their responses. T5 models return only responses.
+            generate_ref_response: whether to sample from the reference as well.
+            pad_to_multiple_of: pad the length of queries to a multiple of this.
+            remove_padding: whether to truncate responses after the EOS token.
             generation_kwargs: arguments of `generate`.
 
         Returns:
-            Of one query, ids [1, L]; of several, a list of ids [L]; with `generate_ref_response`, two of them.
+            Token ids [1, L] for a single query, or a list of token ids [L]. With `generate_ref_response`, a pair of these.
         """
         several = isinstance(query_tensor, list)
         queries: Any = query_tensor if several else [query_tensor]
@@ -262,7 +262,7 @@ class PPOTrainer(KnownArguments):
 
     @contextmanager
     def _readable(self, model: Any) -> Iterator[None]:
-        """Gather the weights of a model that ZeRO-3 has sharded."""
+        """Gather the weights of a model inside the block if ZeRO-3 has sharded them."""
         if zero_stage(self.accelerator) < 3:
             yield
         elif model is self.model:
@@ -281,17 +281,17 @@ class PPOTrainer(KnownArguments):
         scores: list[Tensor],
         response_masks: list[Tensor] | None = None,
     ) -> dict[str, Any]:
-        """Train policy and value head on responses; return statistics under TRL's names.
+        """Train policy and value head on responses. Return statistics under TRL's names.
 
         Args:
-            queries: `batch_size` queries of this process, ids [L] each.
-            responses: a response to each, ids [T].
-            scores: a number for each.
-            response_masks: [T] of each response, 1 on the tokens that the policy wrote; None: all of them.
+            queries: token ids [L] of the `batch_size` queries of this process.
+            responses: token ids [T] of the response to each query.
+            scores: score of each response.
+            response_masks: mask [T] of each response, 1 for tokens sampled from the policy. Default: all tokens.
 
         Raises:
-            InvalidArgumentError: if an argument is not a list of `batch_size` such tensors.
-            NotFiniteError: if a loss or gradient is not a number.
+            InvalidArgumentError: If an argument is not a list of `batch_size` such tensors.
+            NotFiniteError: If a loss or gradient is not finite.
         """
         began = time.monotonic()
         start_id = self.model.config.decoder_start_token_id if self.is_encoder_decoder else None
@@ -310,7 +310,7 @@ class PPOTrainer(KnownArguments):
         # 3. Several epochs of minibatches, one optimizer step each.
         began_training = time.monotonic()
         train_stats = learner.train(scored, old, estimates)
-        with_arrays = self.config.log_with == "wandb"  # other trackers take single numbers
+        with_arrays = self.config.log_with == "wandb"  # other trackers accept only single numbers
         stats = step_stats(scored, old, kl, estimates, train_stats, self.kl_ctl.value, with_arrays)
         stats |= text_stats(queries, responses, self.accelerator, with_arrays)
         self.run.print(negative_kl_warning(stats["objective/kl"]))
@@ -325,7 +325,7 @@ class PPOTrainer(KnownArguments):
         return stats
 
     def _scaled(self, scores: Tensor) -> Tensor:
-        """Return scores scaled by their running moments and clipped, as the settings ask."""
+        """Scale scores by their running moments and clip them, according to the settings."""
         if self.config.use_score_scaling:
             self.running.update(scores)
             scores = self.running.scale(scores, shift_mean=self.config.use_score_norm)
@@ -341,13 +341,13 @@ class PPOTrainer(KnownArguments):
         rewards: Sequence[Any] | Tensor,
         columns_to_log: Sequence[str] = LOGGED_COLUMNS,
     ) -> None:
-        """Send the statistics of a step to the tracker, with W&B also a table of the batch. All processes call this.
+        """Log the statistics of a step to the tracker and, with W&B, a table of the batch. Call this on all processes.
 
         Args:
-            stats: returned by `step`.
-            batch: has the columns of the table.
-            rewards: of this process.
-            columns_to_log: of the table.
+            stats: statistics returned by `step`.
+            batch: batch with the columns of the table.
+            rewards: rewards of this process.
+            columns_to_log: columns of the table.
         """
         logs = dict(stats)
         if self.config.log_with == "wandb":
@@ -370,7 +370,7 @@ class PPOTrainer(KnownArguments):
     # ---------------------------------------------------------------------------------------------------------- saving
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save the policy with its value head, and the tokenizer. All processes call this."""
+        """Save the policy with its value head, and the tokenizer. Call this on all processes."""
 
         def write() -> None:
             self.model.save_pretrained(save_directory, **kwargs)
@@ -382,13 +382,13 @@ class PPOTrainer(KnownArguments):
     _save_pretrained = save_pretrained
 
     def push_to_hub(self, repo_id: str, commit_message: str = "Push model using align", token: str | None = None) -> str:
-        """Upload the policy with its value head; return the address of the repository. A new one is private."""
+        """Upload the policy with its value head. Return the URL of the repository. New repositories are private."""
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             return run_on_main(lambda: push_model(Path(folder), repo_id, commit_message, token), self.accelerator)
 
     def _push_if_best(self, scores: Tensor) -> None:
-        """Upload the policy if its mean score is the best so far, and the settings ask for it."""
+        """Upload the policy if its mean score is the best so far and uploading is enabled in the settings."""
         arguments, mean = self.config.push_to_hub_if_best_kwargs, float(scores.mean())
         if arguments and self._learner.steps_done % self.config.compare_steps == 0 and mean > self.highest_reward:
             self.highest_reward = mean
