@@ -70,7 +70,7 @@ class Speaker:
     def answer(self, messages: Sequence[Message], sampling: SamplingParams) -> Iterator[SampledResponse]:
         """Yield the growing answer after every token. Closing the iterator stops sampling.
 
-        Before the last one, the text does not contain a character at the end that is incomplete.
+        Until the answer is complete, an incomplete character at its end is left out of the text.
         """
         conversation = check_conversation(list(messages), "messages")
         tokenization, backbone = self.loaded.tokenization, self.loaded.backbone
@@ -179,12 +179,14 @@ class Terminal:
 def stream_tokens(
     backbone: Backbone, prompt: Sequence[int], uniforms: Tensor, sampling: SamplingParams, end_ids: frozenset[int]
 ) -> Iterator[int]:
-    """Yield the tokens of a response, identical to those of `sample`. Closing the iterator stops sampling.
+    """Yield the tokens of a response, identical to the output of `sample`. Closing the iterator stops sampling.
 
     Args:
-        prompt: token ids; not empty.
-        uniforms: [1, max_new_tokens] from `row_uniforms`.
-        end_ids: end a response; the end token is yielded too.
+        backbone: model to sample from.
+        prompt: nonempty list of token ids.
+        uniforms: random numbers [1, max_new_tokens] from `row_uniforms`.
+        sampling: sampling settings.
+        end_ids: tokens that end a response. The end token is yielded as well.
     """
     backbone.model.eval()
     warpers, uniforms = warpers_of(sampling), uniforms.to(backbone.device)

@@ -45,7 +45,7 @@ CONFIGS = package_data_root() / "configs" / "demo"
 MODELS = {"smollm2-135m": "smollm2-135m", "tiny-llama": "tiny", "tiny-gpt2": "tiny", "tiny-t5": "tiny"}
 """Config folder of each model supported by the demo."""
 JUDGES = {"smollm2-135m": "smollm2-135m-judge"}
-"""Independent reward model for each model of the demo."""
+"""Independent reward model for each model supported by the demo."""
 SAMPLES = 2
 """Answers per policy and held-out prompt. With four, the win rate's interval is 8 points wide instead of 10."""
 BEST_OF = 16
@@ -188,7 +188,7 @@ def answer_rows(comparison: PolicyComparison) -> list[dict[str, Any]]:
 def evaluate_start_and_end(settings: Path, folder: Path, start: str, seed: int) -> list[dict[str, Any]]:
     """Evaluate the model before and after training on the small built-in data sets. Return one row per task.
 
-    Without a file of settings of `align eval all`, as for the tiny models, there are no rows.
+    Return no rows if the config file of `align eval all` does not exist, as for the tiny models.
     """
     if not settings.exists():
         return []
@@ -269,7 +269,7 @@ def best_of_row(comparison: PolicyComparison, best: PolicyResponses, n: int) -> 
 
 
 def judge_row(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> dict[str, Any]:
-    """Return how often an independent reward model prefers the answers after PPO. `policy` provides the tokenizer."""
+    """Return the win rate of PPO according to an independent reward model. `policy` provides the tokenizer."""
     rates = judged_win_rates(comparison, judge, policy)
     low, high = share_interval(rates)
     note = f"{len(rates)} prompts, {comparison.samples} pairs each; how far to trust it: data/README.md"

@@ -30,7 +30,7 @@ SCORERS = {
     "attributes": "align.extras.candidates:AttributeCandidates",
     "rules": "align.extras.candidates:RuleCandidates",
 }
-"""`CandidateScorer` of each settings block, in order of selection."""
+"""Settings block -> `CandidateScorer`, in order of selection."""
 PROMPTS = "data/prompts.jsonl"
 Row = dict[str, Any]
 
@@ -107,10 +107,10 @@ def run_sample(config: SampleConfig) -> Path:
     """Sample responses and write them. Return the output path.
 
     A row contains `prompt`, `responses` [n], `model` [n] (the model of each response) and `finish_reason` [n] (`stop`, or
-    `length` for a response that was cut at `max_new_tokens`). `id` is the prompt's, or the number of its row. `category` is
-    there if the prompt has one. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by rule,
-    [n]), and an attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If `attributes.filter`
-    leaves none, the row has `fallback`, or the prompt is omitted.
+    `length` for a response truncated at `max_new_tokens`). `id` is the prompt's id, or else its row number. `category` is
+    copied from the prompt if present. Scoring models add fields: a reward model `rewards` [n], a rule model `violates` (by
+    rule, [n]), and an attribute model `attributes` (by name, [n]). Responses are in the order of sampling. If
+    `attributes.filter` rejects all responses, the row contains `fallback`, or the prompt is omitted.
     """
     target = Path(config.output)
     if target.exists():
@@ -125,7 +125,7 @@ def run_sample(config: SampleConfig) -> Path:
 
 
 def sample_rows(config: SampleConfig) -> list[Row | None]:
-    """Return a row per prompt, see `run_sample`, or None if `attributes.filter` rejects every response."""
+    """Return a row per prompt, see `run_sample`. The row is None if `attributes.filter` rejects every response."""
     if not config.prompt and any(map(str.isspace, config.prompts)) and not Path(config.prompts).exists():
         raise UserError(f"prompts is {config.prompts!r}, which does not exist; pass text with --prompt")
     if config.reward_model:

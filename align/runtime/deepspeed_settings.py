@@ -1,6 +1,6 @@
-"""DeepSpeed settings of a run: the launcher's, with the keys that the run sets.
+"""DeepSpeed settings of a run: the launcher's settings, with the keys that the run sets.
 
-Each key of a launcher's file is applied, overridden with a line that names the setting to use instead, or refused.
+Each key in the launcher's file is applied, rejected, or overridden with a line that names the setting to use instead.
 """
 
 import json
@@ -17,7 +17,7 @@ from align.core.errors import UserError, reason
 FILE_VARIABLE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 """Environment variable with the path of the DeepSpeed JSON file, set by accelerate."""
 AUTO = "auto"
-"""Value filled in by transformers' Trainer. Here, it is filled in by the run or left to DeepSpeed's default."""
+"""Value that transformers' Trainer fills in. Here, the run or DeepSpeed's default fills it in."""
 
 INSTEAD = {
     "train_batch_size": "batch_size or rollout_batch_size",
@@ -40,7 +40,7 @@ APPLIED = frozenset(
     | {"wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger", "log_level"}
     | {"tensorboard", "wandb", "csv_monitor", "comet", "timers", "nebula"}
 )
-"""Keys that change speed, memory, logging or rounding only."""
+"""Keys that change only speed, memory, logging or rounding."""
 REFUSED_IN_ZERO = frozenset(
     {"zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "zenflow"}
     | {"ignore_unused_parameters", "compute_grad_norm", "load_from_fp32_weights"}
@@ -52,15 +52,15 @@ SAVE_16BIT = "stage3_gather_16bit_weights_on_model_save"
 def run_settings(dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
     """Return the DeepSpeed settings that the run sets.
 
-    Batches are cut by tokens and losses are divided by global counts, so the engine must not divide by anything. Gradients
-    add up in float32, as in `TrainEngine`: sums in bfloat16 are 6 % off after 192 micro-batches.
+    Micro-batches are limited by tokens and losses are divided by global counts, so the engine must not divide gradients.
+    Gradients are accumulated in float32, as in `TrainEngine`. In bfloat16, sums are 6 % off after 192 micro-batches.
     """
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": max_grad_norm,
-        # The step is what ends an accumulation. Otherwise the last backward pass does, and with offload the optimizer then
-        # reads old gradients of all weights that take no part in it (a separate critic before ptx).
+        # Accumulation must end with the step. Otherwise it ends with the last backward pass. With offload, the optimizer
+        # would then read stale gradients of weights that are not part of this pass, such as a separate critic before ptx.
         "managed_gradient_accumulation": False,
         "steps_per_print": 10**9,
         "bf16": {"enabled": dtype == torch.bfloat16},
@@ -86,11 +86,13 @@ def complete_settings(
     """Return the DeepSpeed settings of a run, and a line that lists overridden keys ("" if none).
 
     Args:
-        stored: of the launcher.
-        where: names the launcher's file in errors.
+        stored: settings of the launcher.
+        dtype: dtype of the model.
+        max_grad_norm: gradient clipping threshold.
+        where: name of the launcher's file, for errors.
 
     Raises:
-        UserError: for a key that is not supported, or a ZeRO stage that is not 1, 2 or 3.
+        UserError: If a key is not supported, or the ZeRO stage is not 1, 2 or 3.
     """
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
@@ -115,7 +117,7 @@ def complete_settings(
     ]
     if zero["stage"] == 3:  # otherwise a trained model could not be saved
         zero[SAVE_16BIT] = True
-    for name in ("offload_optimizer", "offload_param"):  # pinned memory, which accelerate's files cannot ask for
+    for name in ("offload_optimizer", "offload_param"):  # pinned memory, which accelerate's files cannot request
         if isinstance(zero.get(name), dict) and zero[name].get("device") == "cpu":
             zero[name] = {"pin_memory": True} | zero[name]
     try:
@@ -124,7 +126,7 @@ def complete_settings(
         first = error.errors()[0]
         name = ".".join(map(str, ("zero_optimization", *first["loc"])))
         raise UserError(f"{where}: {name}: {first['msg']}; correct or remove it") from error
-    # Each process adds float32 gradients to those of the others, as in `TrainEngine`.
+    # Gradients are reduced across processes in float32, as in `TrainEngine`.
     settings = (
         {"communication_data_type": "fp32"}
         | {key: value for key, value in launcher_values.items() if key in APPLIED}
@@ -162,7 +164,7 @@ def make_plugin(dtype: torch.dtype, max_grad_norm: float) -> tuple[DeepSpeedPlug
     """Create accelerate's DeepSpeed plugin from the launcher's settings. Also return a line that lists overridden keys.
 
     Raises:
-        UserError: for settings that cannot be applied.
+        UserError: If settings cannot be applied.
     """
     file = os.environ.get(FILE_VARIABLE, "none")
     try:
@@ -175,7 +177,7 @@ def make_plugin(dtype: torch.dtype, max_grad_norm: float) -> tuple[DeepSpeedPlug
         else:
             settings, line = complete_settings(read_settings(file), dtype, max_grad_norm, file)
             plugin = DeepSpeedPlugin(hf_ds_config=settings)
-    except ValueError as error:  # of accelerate: a file and settings of its own contradict each other
+    except ValueError as error:  # accelerate's settings contradict the DeepSpeed file
         raise UserError(f"the launcher's DeepSpeed settings: {reason(error)}") from error
-    plugin.deepspeed_config |= settings  # accelerate sets some of its own
+    plugin.deepspeed_config |= settings  # override the values set by accelerate
     return plugin, line

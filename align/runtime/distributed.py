@@ -32,7 +32,7 @@ except ImportError:  # Windows, where DeepSpeed does not compile operators
 Item = TypeVar("Item")
 
 COLLECTIVE_TIMEOUT_S = 1800.0
-"""NCCL's default is 10 minutes, gloo's 30: an exchange may have to wait while one process writes a checkpoint."""
+"""Default timeout of collectives, long enough to wait while one process writes a checkpoint (NCCL's default: 10 minutes)."""
 MEETING_SECONDS = 20.0
 """Seconds after which processes that have not connected print that they are waiting."""
 NOT_SUPPORTED = {
@@ -74,11 +74,10 @@ def computes_on_cpu() -> bool:
 
 
 class OperatorLock:
-    """Replaces torch's `FileBaton`: only one process compiles DeepSpeed operators at a time, and dead processes hold no
-    lock.
+    """Replacement for torch's `FileBaton`: one process at a time compiles DeepSpeed operators.
 
-    torch waits as long as a file exists, which a killed process leaves behind: every later run would hang. This lock is the
-    kernel's, on another file beside torch's `path`; the process that waited compiles the remaining operators.
+    torch waits while a lock file exists. A killed process leaves this file behind, so later runs would hang. This class uses
+    a kernel lock on a separate file next to torch's `path`. The process that waited compiles the remaining operators.
     """
 
     def __init__(self, path: str, **options: float | None) -> None:
@@ -87,7 +86,7 @@ class OperatorLock:
     def try_acquire(self) -> bool:
         """Wait for the lock. Always returns True, which lets the caller compile."""
         self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # the file system may not support locks
             fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
         return True
 
@@ -107,7 +106,7 @@ def prepare_compiling() -> None:
     if programs not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", "")])
     if fcntl is not None:
-        import torch.utils.cpp_extension  # slow import, needed with DeepSpeed only
+        import torch.utils.cpp_extension  # slow import, needed only with DeepSpeed
 
         torch.utils.cpp_extension.FileBaton = OperatorLock  # type: ignore[misc,assignment]
 
@@ -117,13 +116,19 @@ def make_accelerator(
 ) -> Accelerator:
     """Create the accelerator of a run, with DeepSpeed and `max_grad_norm` if requested by the launcher.
 
-    An exchange between processes that takes `collective_timeout` seconds ends the run. Raise a UserError if DeepSpeed was
-    asked for and is not installed, or if FSDP was.
+    Args:
+        dtype: dtype of the model.
+        max_grad_norm: gradient clipping threshold for DeepSpeed.
+        collective_timeout: seconds after which a collective between processes ends the run.
+        kwargs: further arguments of `Accelerator`.
+
+    Raises:
+        UserError: If the launcher requests FSDP, or requests DeepSpeed and it is not installed.
     """
     for name, variable in NOT_SUPPORTED.items():
         if os.environ.get(variable) == "true":  # with FSDP, each process would silently hold the full model
             raise UserError(f"{name} is not supported; use DeepSpeed (configs/accelerate/zero2.yaml)")
-    # A second run in the same process gets its own settings; the process group stays.
+    # A second run in the same process gets new settings and keeps the process group.
     AcceleratorState._reset_state()
     timeout = timedelta(seconds=collective_timeout)
     process_group = InitProcessGroupKwargs(timeout=timeout)
@@ -156,10 +161,10 @@ def make_accelerator(
 
 @contextmanager
 def waiting_for_others() -> Iterator[None]:
-    """Print a message if the processes take long to connect.
+    """Print a message if connecting the processes inside the block takes long.
 
     Raises:
-        UserError: if they cannot, because a port is in use for example.
+        UserError: If they cannot connect, for example because a port is in use.
     """
     count = os.environ.get("WORLD_SIZE", "1")
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -193,15 +198,15 @@ def launch_line(accelerator: Accelerator) -> str:
 
 
 def print_once(line: str) -> None:
-    """Print a line on the first process only. "" prints nothing."""
+    """Print a line on the first process. An empty line is not printed."""
     if line and os.environ.get("RANK", "0") == "0":
         console.print(line)
 
 
 def limit_collectives(timeout: timedelta | None = None) -> None:
-    """Set the timeout of every process group, by default to that of the last call.
+    """Set the timeout of every process group. Default: the timeout of the last call.
 
-    Call it after each step that may have made a group: libraries make them with torch's default timeout.
+    Call this after every step that may have created a group, because libraries create groups with torch's default timeout.
     """
     global _timeout
     _timeout = timeout or _timeout
@@ -229,7 +234,7 @@ def gather_rows(rows: Sequence[Item], accelerator: Accelerator) -> list[Item]:
 
 
 def shard_of_process(items: Sequence[Item], accelerator: Accelerator) -> list[Item]:
-    """Return every n-th item for this of n processes, which balances sorted work."""
+    """Return every n-th item for this of n processes. This balances the work if items are sorted by cost."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
 
 
@@ -248,7 +253,7 @@ def map_across_processes(
 def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
     """Call `work` on the first process and broadcast its result, a plain Python object.
 
-    An error of the first process is a UserError on the others too, or an OtherProcessError.
+    If `work` fails, the other processes raise a UserError or OtherProcessError.
     """
     if accelerator.num_processes == 1:
         return work()
@@ -259,9 +264,9 @@ def run_on_main(work: Callable[[], Item], accelerator: Accelerator) -> Item:
 
 
 def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]:
-    """Call `work`, which must not communicate, on every process. Return all results in rank order.
+    """Call `work` on every process. Return all results in rank order. `work` must not communicate.
 
-    An error of one process is raised on all, as by `run_on_main`: none waits for it in a later exchange.
+    If `work` fails on one process, all processes raise an error, as in `run_on_main`, so that none waits for the others.
     """
     if accelerator.num_processes == 1:
         return [work()]
@@ -272,7 +277,7 @@ def run_on_all(work: Callable[[], Item], accelerator: Accelerator) -> list[Item]
 
 
 class _Outcome(NamedTuple):
-    """A process's result, or its error in one line."""
+    """Result of a process, or its error in one line."""
 
     result: Any
     fault: str | None = None
@@ -302,13 +307,13 @@ def broadcast_trainable_weights(module: nn.Module, accelerator: Accelerator) -> 
         return
     for weight in module.parameters():
         if weight.requires_grad and weight.numel():  # under ZeRO-3, sharded weights are empty tensors
-            values = weight.to(accelerator.device).contiguous()  # NCCL supports GPU tensors only
+            values = weight.to(accelerator.device).contiguous()  # NCCL supports only GPU tensors
             torch.distributed.broadcast(values, src=0)
             weight.copy_(values)
 
 
 def max_across_processes(number: int, accelerator: Accelerator) -> int:
-    """Maximum of a number over all processes."""
+    """Return the maximum of a number over all processes."""
     if accelerator.num_processes == 1:
         return number
     value = torch.tensor(number, device=accelerator.device)
@@ -317,5 +322,5 @@ def max_across_processes(number: int, accelerator: Accelerator) -> int:
 
 
 def sum_across_processes(values: Tensor, accelerator: Accelerator) -> Tensor:
-    """Sum of a tensor over all processes."""
+    """Return the sum of a tensor over all processes."""
     return accelerator.reduce(values, reduction="sum") if accelerator.num_processes > 1 else values

@@ -51,7 +51,7 @@ class EndpointConfig(Settings):
 class DoublingRetry(urllib3.Retry):
     """urllib3 retries for any method and failure, including truncated bodies, with exponential backoff.
 
-    urllib3 itself does not pause before the first further attempt.
+    Unlike urllib3, it also pauses before the first retry.
     """
 
     def get_backoff_time(self) -> float:
@@ -61,12 +61,12 @@ class DoublingRetry(urllib3.Retry):
 def transient_retries(retries: int = RETRIES, pause: float = 1.0, read: int | None = None) -> DoublingRetry:
     """Return the retry policy for lost connections, timeouts and the status codes in `TRANSIENT`.
 
-    The last answer is returned even if its status is one of these.
+    The last response is returned even if it has one of these status codes.
 
     Args:
-        retries: further attempts.
-        pause: seconds before the first further attempt; doubled each time.
-        read: most of these attempts after a request that was sent and not answered; None: all.
+        retries: maximum number of retries.
+        pause: seconds before the first retry. Doubled before each further retry.
+        read: maximum number of retries of requests that were sent and not answered. Default: `retries`.
     """
     return DoublingRetry(
         total=retries,
@@ -76,7 +76,7 @@ def transient_retries(retries: int = RETRIES, pause: float = 1.0, read: int | No
         allowed_methods=None,
         backoff_factor=pause,
         raise_on_status=False,
-        respect_retry_after_header=False,  # a server may ask for hours
+        respect_retry_after_header=False,  # a server may request hours
     )
 
 
@@ -89,17 +89,19 @@ def post_json(
     pause: float = 1.0,
     advice: str = RESUME_HINT,
 ) -> Any:
-    """Post JSON and return the JSON response. Uses the proxies of the environment.
+    """Post JSON and return the JSON response. Uses the proxies configured in the environment.
 
     Args:
-        timeout: seconds for one attempt.
-        retries: further attempts after a lost connection, a timeout or a status of `TRANSIENT`.
-        headers: beyond the content type.
-        pause: seconds before the first further attempt; doubled each time.
-        advice: ends an error after several attempts.
+        url: address of the endpoint.
+        payload: JSON object to post.
+        timeout: seconds per attempt.
+        retries: number of retries after a lost connection, a timeout or a status in `TRANSIENT`.
+        headers: headers in addition to the content type.
+        pause: seconds before the first retry. Doubled before each further retry.
+        advice: end of the error message after several attempts.
 
     Raises:
-        UserError: if no attempt succeeds, or the answer is not JSON.
+        UserError: If no attempt succeeds or the response is not JSON.
     """
     data, sent = json.dumps(payload).encode(), {"Content-Type": "application/json", **(headers or {})}
     tried = f"tried {retries + 1} times" + (f"; {advice}" if advice else "")
@@ -128,7 +130,7 @@ def _connections(url: str) -> urllib3.PoolManager:
     """Return connections to a URL, through the environment's proxy if set.
 
     Raises:
-        UserError: for an address that cannot be parsed.
+        UserError: If the URL cannot be parsed.
     """
     try:
         parts = urlsplit(url)
@@ -156,8 +158,14 @@ def request_verdicts(
 ) -> list[Meaning]:
     """Ask the endpoint's chat model each distinct question at temperature 0, and parse its verdicts.
 
-    `meanings` are by the words, in capitals, that may follow `VERDICT:`; an answer's last one counts. Raise a UserError,
-    which ends with `advice`, if the service does not answer, or an answer contains no verdict.
+    Args:
+        config: endpoint.
+        questions: questions to ask.
+        meanings: word after `VERDICT:`, in capitals -> meaning. The last verdict in a response counts.
+        advice: end of error messages.
+
+    Raises:
+        UserError: If the service does not respond or a response contains no verdict.
     """
     verdict = re.compile(rf"VERDICT:?\W*({'|'.join(meanings)})\b", re.IGNORECASE)
     address, key = config.endpoint.rstrip("/") + "/chat/completions", os.environ.get(config.endpoint_key)

@@ -1,10 +1,10 @@
 """Model FLOPs of a stage, computed from the model's shape: the numerator of MFU.
 
-FLOPs are counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311). A token costs 2 FLOPs for each weight
-of the matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens. Training costs three times that.
-Only predicted tokens are multiplied with the vocabulary matrix, and a frozen matrix costs 4 FLOPs in training instead of 6.
-The backward pass ends at the lowest layer with a trained weight: the layers below it cost no more than in a forward pass.
-Embedding look-ups, norms, scalar heads, padding and recomputed activations are not counted.
+FLOPs are counted as in appendix B of PaLM (Chowdhery et al. 2022, arXiv 2204.02311). A token costs 2 FLOPs per weight of the
+matrices that it is multiplied with, and 4 L H Q T for its attention to T tokens. Training costs three times as much. Only
+predicted tokens are multiplied with the vocabulary matrix, and a frozen matrix costs 4 FLOPs in training instead of 6. The
+backward pass ends at the lowest layer with a trained weight, so lower layers only cost a forward pass. Embedding lookups,
+norms, scalar heads, padding and recomputed activations are not counted.
 """
 
 import time
@@ -30,7 +30,7 @@ PEAKS = {
 """Dense bfloat16 FLOP/s of GPUs by substring of the device name. The first match applies."""
 
 MEASURED_SIZE, MEASURED_SECONDS = {"cpu": 1024, "cuda": 8192}, 0.1
-"""Rows and columns of the matrices in `measure_peak`, and how long they are multiplied."""
+"""Size of the square matrices in `measure_peak`, and duration of the measurement in seconds."""
 
 
 class Matrices(NamedTuple):
@@ -44,20 +44,20 @@ class Matrices(NamedTuple):
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack of layers: its matrices, and L H Q (layers x heads x head size) of its attention."""
+    """Matrices of a stack of layers, and L H Q (layers x heads x head size) of its attention."""
 
     matrices: Matrices
     attention: int
     forward_only: int = 0
-    """The part of `attention` without a gradient through it."""
+    """Part of `attention` without a gradient through it."""
 
 
 @dataclass(frozen=True)
 class FlopsProfile:
-    """The quantities that determine the FLOPs of a model."""
+    """Quantities that determine the FLOPs of a model."""
 
     decoder: Stack
-    """Layers that process responses; in decoder-only models, prompts too."""
+    """Layers that process responses and, in decoder-only models, also prompts."""
     vocabulary: Matrices
     encoder: Stack | None = None
     cross: Matrices = Matrices()
@@ -82,7 +82,7 @@ FORWARD, TRAINING = _Cost(2, 2, 4), _Cost(6, 4, 12)
 
 
 def _pass_flops(cost: _Cost, profile: FlopsProfile, prompt: int, responses: Sequence[int], predicted: int = 0) -> float:
-    """FLOPs of a pass over a shared prompt and its responses. `predicted` tokens have logits."""
+    """Return the FLOPs of a pass over a shared prompt and its responses. `predicted` tokens have logits."""
     total = cost.flops(profile.vocabulary, predicted)
     if profile.encoder is None:
         longest = prompt + max(responses)
@@ -100,7 +100,7 @@ forward_flops, training_flops = partial(_pass_flops, FORWARD), partial(_pass_flo
 
 
 def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int]) -> float:
-    """FLOPs of sampling responses with a KV cache. Each token but the last is processed once, a shared prompt once."""
+    """Return the FLOPs of sampling with a KV cache. The shared prompt and each token except the last are processed once."""
     total = FORWARD.flops(profile.vocabulary, sum(responses))
     if profile.encoder is None:
         fed = [length - 1 for length in responses]
@@ -115,7 +115,7 @@ def sampling_flops(profile: FlopsProfile, prompt: int, responses: Sequence[int])
 def matrices_of(modules: Iterable[tuple[str, nn.Module]], adapter: str | None, expert_share: float = 1.0) -> Matrices:
     """Count the weights of all matrices in `modules` that are used with `adapter` active (None for no adapter).
 
-    A token goes through `expert_share` of the experts of a layer.
+    `expert_share` is the fraction of a layer's experts that a token passes through.
     """
     trained = frozen = 0
     for name, module in modules:
@@ -144,10 +144,10 @@ _peaks: dict[tuple[torch.device, torch.dtype], float] = {}
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype, achieved: float = 0.0) -> float:
-    """Peak FLOP/s of a device: from a table for GPUs in bfloat16, otherwise measured.
+    """Return the peak FLOP/s of a device: from a table for GPUs in bfloat16, otherwise measured.
 
-    A measurement beside other work is too low. It is repeated if a computation has `achieved` more, which is the peak if
-    the device reaches no more.
+    Other work on the machine makes the measured peak too low. If a computation has `achieved` more, the measurement is
+    repeated, and the result is at least `achieved`.
     """
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = torch.cuda.get_device_name(device)

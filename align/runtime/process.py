@@ -1,6 +1,6 @@
 """Memory and threads of this process on a CPU.
 
-Training on a CPU frees and allocates the same buffers of some 100 MB again and again. Returning each to the kernel takes a
+Training on a CPU repeatedly frees and allocates buffers of about 100 MB. Returning them to the kernel each time would take a
 fifth of the time of a PPO update of SmolLM2-135M.
 """
 
@@ -17,7 +17,7 @@ M_MMAP_THRESHOLD = -3
 M_MMAP_MAX = -4
 DEFAULT_MMAP_MAX, DEFAULT_THRESHOLD = 65_536, 128 * 1024
 LARGEST_THRESHOLD = 32 * 1024**2
-"""The threshold that glibc adapts to by itself after a buffer of this size was freed (DEFAULT_MMAP_THRESHOLD_MAX)."""
+"""Largest threshold that glibc adapts to automatically after large buffers were freed (DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 def request_huge_pages() -> None:
@@ -65,27 +65,26 @@ def release_freed_memory() -> None:
 
 
 def _glibc() -> ctypes.CDLL:
-    """The C library of this process.
+    """Return the C library of this process.
 
-    Raises:
-        AttributeError: when its functions are called, if it is not glibc (musl, macOS, Windows).
+    Unless it is glibc, accessing the functions used here raises AttributeError (musl, macOS, Windows).
     """
     return ctypes.CDLL(None if os.name == "posix" else "")
 
 
 SPIN_COUNT = 10_000
-"""Rounds that a thread waits awake for the others before it sleeps. With GNU OpenMP's 300,000 (GOMP_SPINCOUNT) one busy
-program beside a run slows an update of the demo's reward model on two cores from 3.2 to over 14 seconds; with this, to 9."""
+"""Number of spins before a waiting thread sleeps. With GNU OpenMP's default of 300,000 (GOMP_SPINCOUNT), another busy
+program slows an update of the demo's reward model on two cores from 3.2 to over 14 seconds. With this value, it takes 9."""
 
 
 def share_cores() -> None:
-    """Make idle threads yield to other programs quickly. Must be called before torch is imported; respects user settings."""
+    """Make idle threads yield to other programs quickly, unless the user has set this. Call before torch is imported."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
 
 
 def process_peak() -> int:
-    """Peak resident memory in bytes since the process started or `reset_process_peak` was called."""
+    """Return the peak resident memory in bytes since the process started or `reset_process_peak` was called."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
@@ -97,7 +96,7 @@ def process_peak() -> int:
 
 
 def reset_process_peak() -> None:
-    """Reset the kernel's peak memory counter, which may include an earlier stage; see proc_pid_clear_refs(5)."""
+    """Reset the kernel's peak memory counter, which may include an earlier stage. See proc_pid_clear_refs(5)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 

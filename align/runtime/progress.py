@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines in a log file."""
+"""Progress display for long-running work: a bar on a terminal, and plain lines in a log file."""
 
 import time
 from datetime import timedelta
@@ -10,11 +10,11 @@ from rich.text import Text
 
 
 class LineConsole(Console):
-    """A console that breaks long lines between words on a terminal, and nowhere in a log file."""
+    """Console that breaks long lines between words on a terminal, and does not break lines in a log file."""
 
     @property
     def soft_wrap(self) -> bool:
-        """Whether the reader breaks lines."""
+        """Whether long lines are left unbroken."""
         return not self.is_terminal
 
     @soft_wrap.setter
@@ -23,28 +23,28 @@ class LineConsole(Console):
 
 
 console = LineConsole(stderr=True, markup=False, highlight=False)
-"""Where a process prints for people, as it is: a path may hold brackets."""
+"""Console for messages to the user. Markup is disabled, because a path may contain brackets."""
 LINE_INTERVAL = 10.0
-"""Seconds between two lines in a log file; the first and the last step are always printed."""
+"""Seconds between lines in a log file. The first and the last step are always printed."""
 
 
 class RemainingColumn(ProgressColumn):
-    """The remaining time of a display. Rich's own column forgets steps that take longer than 30 seconds."""
+    """Shows the remaining time of a display. Rich's own column forgets steps that take longer than 30 seconds."""
 
     def __init__(self, display: "ProgressDisplay") -> None:
         super().__init__()
         self.display = display
 
     def render(self, task: Task) -> Text:
-        """Return the time as text; -:--:-- before the first step."""
+        """Return the time as text, or -:--:-- before the first step."""
         return Text(self.display.remaining() or "-:--:--", style="progress.remaining")
 
 
 class ProgressDisplay:
-    """Shows how many of `total` steps are complete, on the standard error stream of an `enabled` process.
+    """Shows the number of completed steps out of `total` on stderr, if `enabled`.
 
-    A log file gets lines such as `ppo 12/1000: reward 0.532, KL 1.23, 0:23:45 left`. The remaining time is an estimate from
-    the steps of this process. The bar of a terminal disappears at the end if it is `transient`.
+    A log file gets lines such as `ppo 12/1000: reward 0.532, KL 1.23, 0:23:45 left`. The remaining time is estimated from
+    the steps of this process. On a terminal, a `transient` bar disappears at the end.
     """
 
     def __init__(self, name: str, total: int, completed: int = 0, enabled: bool = True, transient: bool = False) -> None:
@@ -75,7 +75,7 @@ class ProgressDisplay:
             self._print_line(last=True)
 
     def stop(self) -> None:
-        """Show nothing from here on."""
+        """Stop the display."""
         self.bar.stop()
         self.prints_lines = False
 
@@ -91,7 +91,7 @@ class ProgressDisplay:
         self._print_line(last=self.completed == self.total)
 
     def remaining(self) -> str:
-        """Return the estimated time to the end; "" before the first step and after the last."""
+        """Return the estimated remaining time, or "" before the first step and after the last."""
         done, left = self.completed - self.first, self.total - self.completed
         if not (done and left > 0):
             return ""
@@ -99,7 +99,7 @@ class ProgressDisplay:
         return str(timedelta(seconds=round(max(0.0, at_last_step - (time.monotonic() - self.advanced_at)))))
 
     def line(self) -> str:
-        """Return the line of a log file."""
+        """Return the current line for a log file."""
         remaining = self.remaining()
         details = ", ".join(filter(None, (self.text, remaining and f"{remaining} left")))
         return f"{self.name} {self.completed}/{self.total}" + (f": {details}" if details else "")

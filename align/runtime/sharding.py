@@ -1,7 +1,7 @@
-"""Weights under ZeRO-3: load a file directly into shards, and gather weights at once or layer by layer.
+"""Weights under ZeRO-3: load a file directly into shards, and gather weights all at once or layer by layer.
 
-Each process keeps one part of every flattened weight. A sharded weight has an empty tensor where its numbers were;
-`full_shape` still returns its shape.
+Each process keeps one part of every flattened weight. The data of a sharded weight is an empty tensor, but `full_shape`
+still returns its shape.
 """
 
 import math
@@ -20,7 +20,7 @@ from align.core.plugins import require_extra
 from align.runtime.distributed import limit_collectives, max_across_processes, zero_stage
 
 _loading_for: list[Accelerator] = []
-"""The accelerator whose processes shard the models being loaded; empty: every process loads whole models."""
+"""Accelerator whose processes shard the models being loaded. If empty, every process loads full models."""
 
 
 def is_sharded(weight: Tensor) -> bool:
@@ -30,7 +30,7 @@ def is_sharded(weight: Tensor) -> bool:
 
 def full_shape(weight: Tensor) -> torch.Size:
     """Return the shape of a weight before sharding and quantization."""
-    packed = getattr(weight, "quant_state", None)  # bitsandbytes puts two numbers of 4 bits into one byte
+    packed = getattr(weight, "quant_state", None)  # bitsandbytes packs two 4-bit numbers into a byte
     shape: torch.Size = packed.shape if packed is not None else getattr(weight, "ds_shape", weight.shape)
     return shape
 
@@ -41,12 +41,12 @@ def full_numel(weight: Tensor) -> int:
 
 
 def full_nbytes(weight: Tensor) -> int:
-    """Return the bytes of a weight over all processes, with the scales of a quantized one."""
+    """Return the number of bytes of a weight over all processes, including quantization scales."""
     count = full_numel(weight)
     kind = type(weight).__name__
     if kind == "Params4bit":
         blocks = -(-count // int(weight.blocksize))  # type: ignore[attr-defined]
-        # A scale of 4 bytes for each block; or of 1 byte, and 4 bytes for each 256 of them.
+        # A 4-byte scale per block, or a 1-byte scale per block and 4 bytes per 256 scales.
         scales = blocks + 4 * -(-blocks // 256) if weight.compress_statistics else 4 * blocks  # type: ignore[attr-defined]
         return -(-count // 2) + scales
     if kind == "Int8Params":
@@ -55,7 +55,7 @@ def full_nbytes(weight: Tensor) -> int:
 
 
 def frozen_config(accelerator: Accelerator, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's config for frozen weights: the launcher's without the optimizer's values, some still "auto"."""
+    """Return DeepSpeed's config for frozen weights: the launcher's, without optimizer offload and "auto" values."""
     launched = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
     zero = {key: value for key, value in launched.items() if key != "offload_optimizer" and value != "auto"}
     return {
@@ -66,7 +66,10 @@ def frozen_config(accelerator: Accelerator, dtype: torch.dtype) -> dict[str, Any
 
 
 def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Put a frozen model on the device; under ZeRO-3 in an own engine: `accelerator.prepare` keeps only the last model."""
+    """Move a frozen model to the device, or under ZeRO-3 into a separate engine.
+
+    `accelerator.prepare` is not used, because it keeps only the last model.
+    """
     module = module.eval().requires_grad_(False)
     if zero_stage(accelerator) < 3:
         return module.to(accelerator.device)
@@ -81,7 +84,7 @@ def place_frozen_model(module: nn.Module, accelerator: Accelerator) -> nn.Module
 
 
 def gather_chosen_parts_together(module: nn.Module) -> None:
-    """Let ZeRO-3 gather lists of experts as one: processes whose tokens go to different experts would wait for ever."""
+    """Make ZeRO-3 gather lists of experts as one module. Otherwise processes that use different experts would deadlock."""
     from deepspeed.utils import set_z3_leaf_module
 
     for part in module.modules():
@@ -95,7 +98,10 @@ def gather_chosen_parts_together(module: nn.Module) -> None:
 
 @contextmanager
 def sharded_loading(accelerator: Accelerator) -> Iterator[None]:
-    """Under ZeRO-3, shard models while they load inside. All processes must load the same models in the same order."""
+    """Under ZeRO-3, shard models that are loaded inside the block.
+
+    All processes must load the same models in the same order.
+    """
     if zero_stage(accelerator) < 3:
         yield
         return
@@ -107,14 +113,14 @@ def sharded_loading(accelerator: Accelerator) -> Iterator[None]:
 
 
 def loading_accelerator() -> Accelerator | None:
-    """The accelerator whose processes shard a model being loaded; None: it is loaded whole."""
+    """Return the accelerator whose processes shard a model being loaded, or None if full models are loaded."""
     return _loading_for[-1] if _loading_for else None
 
 
 class Sharder:
-    """Shards the weights of one model as a loader sets them, one at a time.
+    """Shards the weights of a model one at a time while they are loaded.
 
-    Each process copies its own part out of the file's memory map: nothing travels between processes.
+    Each process copies its part from the memory-mapped file, without communication between processes.
     """
 
     def __init__(self, accelerator: Accelerator, dtype: torch.dtype) -> None:
@@ -137,7 +143,7 @@ class Sharder:
 
     @contextmanager
     def shard_on_load(self) -> Iterator[None]:
-        """Inside, every weight that transformers has read from a file is sharded when it gets its place in the model."""
+        """Inside the block, shard each weight that transformers reads from a file when it is assigned to the model."""
 
         def shard_if_read(module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
             if weight is not None and not is_sharded(weight) and getattr(weight, "_is_hf_initialized", False):
@@ -156,10 +162,10 @@ class Sharder:
                 os.environ[one_at_a_time] = before
 
     def finish(self, model: nn.Module) -> None:
-        """Move unsharded tensors to the device, and undo ties of weights that differ, as transformers does.
+        """Move unsharded tensors to the device, and undo ties of weights that differ.
 
-        A config may tie two weights although a file holds both: they are tied only if they are equal. transformers has
-        compared empty tensors.
+        A config may tie two weights although a file contains both. transformers ties them only if they are equal, but under
+        ZeRO-3 it compares empty tensors.
         """
         model.to(self.accelerator.device)
         paths = {id(module): path for path, module in model.named_modules()}
@@ -174,7 +180,7 @@ class Sharder:
 
 
 def local_shard(weight: Tensor) -> Tensor:
-    """The numbers of a weight that this process keeps, flat and without padding; all if it is not sharded."""
+    """Return this process's part of a weight, flattened and without padding. If not sharded, return the full weight."""
     if not is_sharded(weight):
         return weight.detach().flatten()
     state: Any = weight
@@ -184,7 +190,7 @@ def local_shard(weight: Tensor) -> Tensor:
 
 
 def min_while_loading(number: int) -> int:
-    """The smallest of all processes' numbers while models are loaded sharded; otherwise this process's own."""
+    """Return the minimum over all processes during sharded loading, or else the number itself."""
     accelerator = loading_accelerator()
     return number if accelerator is None else -max_across_processes(-number, accelerator)
 
@@ -194,7 +200,10 @@ def min_while_loading(number: int) -> int:
 
 @contextmanager
 def gathered_parameters(weights: Iterable[Tensor], changed: bool = False) -> Iterator[None]:
-    """Gather sharded weights on every process inside; all must ask for the same. If `changed`, the first process's count."""
+    """Gather sharded weights on every process inside the block. All processes must request the same weights.
+
+    If `changed`, the values on the first process are kept at the end.
+    """
     sharded: list[Any] = [weight for weight in weights if is_sharded(weight)]
     if not sharded:
         yield
@@ -206,15 +215,16 @@ def gathered_parameters(weights: Iterable[Tensor], changed: bool = False) -> Ite
 
 
 NOTHING = 2**31
-"""Request of a process that needs no more layers: a number above every layer's."""
+"""Request of a process that needs no more layers. Greater than every layer number."""
 
 
 class LayerGathering:
     """Gathers a model's weights layer by layer, for processes that read different rows and numbers of tokens.
 
-    Before each layer the processes agree on the earliest one that any of them waits for, and all help to gather it. One that
-    waits for another layer, or has ended, drops it again: none hangs. DeepSpeed's own hooks expect the same passes in the
-    same order on every process. A layer is a module in a `ModuleList`, or a leaf module outside of such lists.
+    Before each layer, the processes agree on the earliest layer that any of them needs, and all take part in gathering it.
+    Processes that do not need this layer release it again, so no process waits forever. DeepSpeed's own hooks would require
+    the same passes in the same order on every process. A layer is a module in a `ModuleList`, or a leaf module outside of
+    such lists.
     """
 
     def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
@@ -227,7 +237,7 @@ class LayerGathering:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Inside, the model can be called by each process as often as it likes. All processes must come here."""
+        """Inside the block, each process can call the model any number of times. All processes must enter the block."""
         hooks: list[RemovableHandle] = []
         for number, (layer, _) in enumerate(self.layers):
             hooks.append(layer.register_forward_pre_hook(lambda *_, number=number: self._help_until(number)))
@@ -243,7 +253,7 @@ class LayerGathering:
                 self._help_until(NOTHING)
 
     def _help_until(self, wanted: int) -> None:
-        """Gather the parts that the processes request, in order, up to the part that this process wants, which is kept."""
+        """Take part in gathering the requested layers, in order, up to and including `wanted`. Only `wanted` is kept."""
         while True:
             turn = torch.tensor(wanted, device=self.accelerator.device)
             torch.distributed.all_reduce(turn, op=torch.distributed.ReduceOp.MIN)
@@ -263,7 +273,7 @@ class LayerGathering:
 
 
 def _layers_of(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules in lists, and outside of lists those without modules inside."""
+    """Yield the modules in lists, and the leaf modules outside of lists."""
     children = list(module.children())
     if not children and not isinstance(module, (nn.ParameterDict, nn.ParameterList)):  # accessed directly, not called
         yield module
@@ -280,7 +290,7 @@ def _sharded(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 @contextmanager
 def readable(model: nn.Module) -> Iterator[None]:
-    """Inside, a model can be called although its weights may be sharded and no engine is around it yet."""
+    """Make a model callable inside the block, even if its weights are sharded and it has no engine yet."""
     accelerator = loading_accelerator()
     if accelerator is None or not any(map(is_sharded, model.parameters())):
         yield
@@ -304,14 +314,14 @@ def sharded_copies(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 @contextmanager
 def gathered_weights(module: nn.Module, accelerator: Accelerator) -> Iterator[None]:
-    """Gather all weights of an engine's module that ZeRO-3 has sharded, once for as long as they are needed."""
+    """Gather all sharded weights of an engine's module for the duration of the block."""
     with without_engine_hooks(module, accelerator), gathered_parameters(module.parameters()):
         yield
 
 
 @contextmanager
 def without_engine_hooks(module: nn.Module, accelerator: Accelerator) -> Iterator[None]:
-    """Meanwhile ZeRO-3's engine neither gathers nor releases weights by itself."""
+    """Disable ZeRO-3's automatic gathering and releasing of weights inside the block."""
     if zero_stage(accelerator) < 3:
         yield
         return

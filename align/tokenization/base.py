@@ -1,10 +1,10 @@
 """Convert conversations to token ids and back with a chat template, and pairs of texts for encoders.
 
-All stages use the same template: the tokenizer's own, `plain` if it has none, or `raw` for text to be continued. A response
-always ends with the token that ends an assistant turn.
+All stages use the same template: the tokenizer's own, `plain` if it has none, or `raw` for text to be continued. A complete
+response ends with the token that ends an assistant turn.
 
-Only a template writes special tokens. A message that spells one (`<|im_end|>`, `</s>`) is read as these characters, so a
-message cannot end a turn.
+Only a template writes special tokens. A message that spells a special token (`<|im_end|>`, `</s>`) is read as plain
+characters, so a message cannot end a turn.
 """
 
 import re
@@ -19,7 +19,7 @@ from align.tokenization.encoded import EncodedDemonstration, SampledResponse
 from align.tokenization.rendering import ChatRenderer, ConversationError
 
 LONGEST_CHARACTER = 4
-"""Maximum bytes, and therefore tokens, of a UTF-8 character."""
+"""Maximum number of bytes, and therefore tokens, of a UTF-8 character."""
 JOINED = ("The answer is 4.", "4")
 """Answers used to test whether tokenizing an answer depends on the preceding prompt."""
 MARKER = "The answer."
@@ -30,7 +30,7 @@ class Tokenization:
     """A tokenizer with its chat template and end tokens. Arguments as in `ChatRenderer`.
 
     Args:
-        extra_end_ids: more ids that end a response, from the model's generation config.
+        extra_end_ids: additional ids that end a response, from the model's generation config.
 
     Attributes:
         chat: renders conversations.
@@ -67,7 +67,7 @@ class Tokenization:
     reads_pairs = False
     """Whether prompt and response are encoded as a text pair."""
     fixed_before, fixed_after = 0, 0
-    """Tokens at a prompt's beginning and a response's end that truncation must keep; only pairs have any."""
+    """Number of tokens at a prompt's start and a response's end that truncation must keep. Nonzero only for pairs."""
 
     def _prepare(self) -> None:
         """Prepare the tokenizer. Overridden by subclasses."""
@@ -86,11 +86,11 @@ class Tokenization:
         return int(after[0] if only or self.chat.special_ids.intersection(after[:1]) else self.tokenizer.eos_token_id)
 
     def _find_beginnings(self) -> tuple[str, list[int]]:
-        """Return the different beginnings of sampled and recorded answers.
+        """Find differences between the beginnings of sampled and recorded answers.
 
         Returns:
-            The tag that a prompt for sampling opens and no recorded answer has, such as `<think>`, with the text around it,
-            or "". And the ids of a header with special tokens that the model writes before its answer (gpt-oss).
+            The tag that only a prompt for sampling opens, such as `<think>`, with the text around it, or "". And the ids of
+            a header with special tokens that the model writes before its answer (gpt-oss).
         """
         prompt: Conversation = ({"role": "user", "content": "Hi"},)
         prompt_text, full_text = (
@@ -110,14 +110,14 @@ class Tokenization:
         """Return the prompt up to the start of the assistant turn, as used for sampling.
 
         Raises:
-            ConversationError: if the template drops a turn, or a message spells a special token that the tokenizer cannot
+            ConversationError: If the template drops a turn, or a message spells a special token that the tokenizer cannot
                 read as plain characters.
         """
         self.chat.require_turns(prompt)
         return self.chat.conversation_ids(prompt)
 
     def head_length(self, prompt: Conversation) -> int:
-        """Return the number of tokens before the first user message: start token and system turn."""
+        """Return the number of tokens before the first user message, such as the start token and a system turn."""
         first = next(number for number, turn in enumerate(prompt) if turn["role"] == "user")
         ids = self.prompt_ids(prompt)
         others: list[Message] = [{"role": "user", "content": text} for text in ("A", "1")]
@@ -128,15 +128,18 @@ class Tokenization:
     ) -> tuple[list[int], list[int]]:
         """Return a prompt and a recorded answer with its end token, as rendered by the template.
 
-        The prompt is that of sampling, as far as the template writes the same before a recorded answer. A `<think>` that
-        opens a thought for sampling is part of it if the answer begins with it, as `text` returns it.
+        The prompt equals the prompt for sampling as far as the template writes the same text before a recorded answer. If
+        the template opens a thought (`<think>`) for sampling, the tag belongs to the prompt if the answer begins with it, as
+        in the output of `text`.
 
         Args:
-            whole: refuse an answer of which the template drops a part, such as a thought.
-            ended: False for a response that was cut off: without the end token and the text before it.
+            prompt: conversation up to the answer.
+            text: answer.
+            whole: whether to reject an answer if the template drops a part of it, such as a thought.
+            ended: whether the response is complete. If not, the end token and the text before it are left out.
 
         Raises:
-            ConversationError: as `prompt_ids`, and if a part of the answer is dropped.
+            ConversationError: As in `prompt_ids`, or if a part of the answer is dropped.
         """
         prompt_ids, (response,) = self.answers_ids(prompt, [text], whole, [ended])
         return prompt_ids, response
@@ -144,7 +147,7 @@ class Tokenization:
     def answers_ids(
         self, prompt: Conversation, texts: Sequence[str], whole: bool = True, ended: Sequence[bool] | None = None
     ) -> tuple[list[int], list[list[int]]]:
-        """Return a prompt and several recorded answers, see `answer_ids`. The prompt is their common prefix."""
+        """Return a prompt and several recorded answers, see `answer_ids`. The prompt is the answers' common prefix."""
         self.chat.require_turns(prompt)
         prompt_text = self.chat.render(prompt)
         opening = (
@@ -171,8 +174,10 @@ class Tokenization:
         """Return the ids of an answer and its end token, or None if the template writes anything else after the prompt.
 
         Args:
-            asked: the rendered prompt.
-            told: the rendered conversation that ends with the answer.
+            asked: rendered prompt.
+            told: rendered conversation that ends with the answer.
+            text: answer.
+            ended: whether to add the end token.
         """
         text = text.removeprefix(self._begun) if asked.endswith(self._begun) else text
         if not self._joins or not told.startswith(asked + text):
@@ -190,7 +195,7 @@ class Tokenization:
     def _cut_answer(
         self, messages: Conversation, opening: list[int], whole: bool, ended: bool
     ) -> tuple[list[int], list[int]]:
-        """Split a rendered conversation into prompt and last answer."""
+        """Render a conversation, and split it into prompt and last answer."""
         prompt_text, full_text = self.chat.render(messages[:-1]), self.chat.render(messages, False)
         tail = self._tail(messages)
         head, _ = self._split_tail(full_text, tail)
@@ -211,7 +216,7 @@ class Tokenization:
         ids = [*self.chat.marked_ids(text, spelled), *closing]
         shared = _shared(opening, ids)
         if full_text.startswith(prompt_text) and shared < len(opening):
-            # A token spans the boundary, which cannot happen in sampling.
+            # A token spans the boundary. This cannot happen in sampling.
             return opening, [*self.chat.marked_ids(text[len(prompt_text) :], spelled), *closing]
         shared = min(shared, len(ids) - 1)
         return ids[:shared], ids[shared:]
@@ -243,7 +248,7 @@ class Tokenization:
         return ids
 
     def as_whole_text(self, ids: list[int]) -> list[int]:
-        """Add the special tokens that the tokenizer puts around a text."""
+        """Add the special tokens that the tokenizer adds around text."""
         return [*self.chat.opening_ids, *ids, *self.chat.closing_ids]
 
     def response_ids(self, text: str) -> list[int]:
@@ -251,7 +256,7 @@ class Tokenization:
         return [*self.text_ids(text), self.end_id]
 
     def has_ended(self, ids: Sequence[int]) -> bool:
-        """Return whether sampled ids end with an end token, or were truncated."""
+        """Return whether sampled ids end with an end token. If not, they were truncated."""
         return len(ids) > 0 and ids[-1] in self.end_ids
 
     def written_ids(self) -> set[int]:
@@ -272,10 +277,12 @@ class Tokenization:
     def whole_turn_ids(self, prompt: Conversation, text: str, ended: bool = True) -> tuple[list[int], list[int]]:
         """Return prompt and response ids whose concatenation equals `apply_chat_template` of the conversation.
 
-        Other libraries' reward models read that. The prompt is the part that does not depend on the response.
+        This is the input of other libraries' reward models. The prompt is the part that does not depend on the response.
 
         Args:
-            ended: False for a response that was cut off: without the text that the template writes after it.
+            prompt: conversation up to the response.
+            text: response.
+            ended: whether the response is complete. If not, the text that the template writes after it is left out.
         """
         messages: Conversation = (*prompt, {"role": "assistant", "content": text})
         self.chat.require_turns(messages)
@@ -288,10 +295,10 @@ class Tokenization:
         return ids[:shared], ids[shared:]
 
     def continuations(self, text: str, following: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """Tokenize a plain text and each of several continuations.
+        """Tokenize plain text and each of several continuations.
 
-        Both are tokenized together and cut at the length of the text's own ids, as in lm-eval, because a byte-pair tokenizer
-        joins a space to the next word. An encoder-decoder reads them apart.
+        As in lm-eval, text and continuation are tokenized together and split after the number of tokens of the text, because
+        a byte-pair tokenizer merges a space with the next word. For an encoder-decoder, they are tokenized separately.
         """
         text_ids, encode = self.text_ids(text), self.text_ids
         encoded = [
@@ -306,8 +313,8 @@ class Tokenization:
     def text(self, ids: list[int]) -> str:
         """Decode a sampled response without special tokens, the template's end token and surrounding whitespace.
 
-        It begins with the tag that the prompt has opened for the response, such as `<think>`. A header of special tokens
-        and plain ones that the template writes before recorded answers is left out.
+        If the prompt has opened a tag for the response, such as `<think>`, the text begins with it. A header that the
+        template writes before recorded answers is left out.
         """
         written = ids[:-1] if ids[-1:] == [self.end_id] else ids
         if self._header and written[: len(self._header)] == self._header:
@@ -317,7 +324,7 @@ class Tokenization:
         return (self._begun + text).strip()
 
     def reads_back(self, response: SampledResponse) -> bool:
-        """Return whether a sampled response, saved as text, is tokenized to the same ids after the same prompt."""
+        """Return whether a sampled response that is saved as text is tokenized to the same ids after the same prompt."""
         try:
             prompt, ids = self.answer_ids(response.conversation, response.text, ended=response.ended)
         except ConversationError:
@@ -369,12 +376,14 @@ def encode_demonstration(
     """Return examples that train on each assistant turn of a demonstration's continuation.
 
     Args:
-        one_row: put the whole continuation into one response with the user's turns masked. Otherwise, and for templates
-            that rewrite earlier turns, each turn is an example.
+        tokenization: tokenization of the model.
+        demonstration: demonstration.
+        one_row: whether to encode the continuation as one response with the user's turns masked. If not, or if the template
+            rewrites earlier turns, each assistant turn is an example.
     """
     messages = (*demonstration.prompt, *demonstration.continuation)
     places = [i for i in range(len(demonstration.prompt), len(messages)) if messages[i]["role"] == "assistant"]
-    cut = len(messages) - 1 if demonstration.cut_responses else None  # truncated: no EOS was written
+    cut = len(messages) - 1 if demonstration.cut_responses else None  # truncated, so no EOS was sampled
     turns = [tokenization.answer_ids(messages[:place], messages[place]["content"], ended=place != cut) for place in places]
     rows = [[*prompt, *response] for prompt, response in turns]
     # Text between two answers that spells a special token would mix template and message.

@@ -33,15 +33,15 @@ class PromptResponses(NamedTuple):
 
 
 class SharedPrompt(Protocol):
-    """A prompt with alternative continuations: the responses of a ranking, or the rules of a judged response."""
+    """A prompt with alternative continuations, such as the responses of a ranking or the rules for a judged response."""
 
     @property
     def prompt(self) -> TokenIds:
-        """The prompt, encoded once."""
+        """Prompt, which is encoded once."""
 
     @property
     def responses(self) -> Sequence[TokenIds]:
-        """The alternatives."""
+        """Alternative continuations."""
 
 
 def opening_digest(conversation: Conversation) -> int:
@@ -55,9 +55,9 @@ class EncodedDemonstration:
     """An SFT example.
 
     Attributes:
-        loss_mask: whether each response token counts in the loss. In a conversation of several turns, the response includes
-            the user's turns, which do not count.
-        opening: digest of the conversation's first user turn, by which validation data are split off.
+        loss_mask: whether each response token is included in the loss. If a conversation has several turns, the response
+            also contains the user's turns, which are not included.
+        opening: digest of the conversation's first user turn, used to split off validation data.
     """
 
     prompt: TokenIds
@@ -71,11 +71,11 @@ class EncodedRanking:
     """A reward modeling example: K ranked responses to a prompt.
 
     Attributes:
-        ranks: [K]; 1 is best, equal ranks are ties.
-        margin: difference of rewards by which a better response should win.
+        ranks: [K] ranks. 1 is best, and equal ranks are ties.
+        margin: reward difference by which a better response should win.
         preferences: [K, K] probability that response i is better than response j.
-        opening: as of `EncodedDemonstration`.
-        ended: [K] whether the response is complete; the end token of any other was added for the score; None: all are.
+        opening: digest of the conversation's first user turn, as in `EncodedDemonstration`.
+        ended: [K] whether each response is complete. For others, the end token was added only for scoring. Default: all.
     """
 
     prompt: TokenIds
@@ -89,20 +89,20 @@ class EncodedRanking:
 
     @property
     def written_tokens(self) -> list[int]:
-        """[K]: tokens of each response, excluding an added end token."""
+        """Return the number of tokens [K] of each response, excluding an added end token."""
         ended = self.ended or [True] * len(self.responses)
         return [len(ids) - (not is_ended) for ids, is_ended in zip(self.responses, ended, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedJudgments:
-    """A rule model example: a response and the rules that it was judged by.
+    """A rule model example: a response and the rules by which it was judged.
 
     Attributes:
-        prompt: the conversation and the response, which all rules share.
-        responses: [K] the rules.
-        rules: [K] their ids.
-        targets: [K] share of labelers, among those who decided, who saw the rule violated.
+        prompt: conversation and response, shared by all rules.
+        responses: [K] encoded rules.
+        rules: [K] rule ids.
+        targets: [K] fraction of decided labelers according to whom the response violates the rule.
     """
 
     prompt: TokenIds
@@ -116,9 +116,9 @@ class EncodedPrompt:
     """A prompt to sample from, as conversation and token ids.
 
     Attributes:
-        conversation: input of reward functions; for a prompt given as token ids, one turn with the decoded text.
-        given_as_ids: the data holds the token ids: nothing can be put before the prompt.
-        columns: the other columns of the row, for reward functions.
+        conversation: input of reward functions. For a prompt given as token ids, one turn with the decoded text.
+        given_as_ids: whether the prompt was given as token ids, so that no text can be prepended.
+        columns: other columns of the row, for reward functions.
     """
 
     conversation: Conversation

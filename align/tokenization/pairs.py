@@ -10,8 +10,8 @@ from align.tokenization.base import Tokenization
 class PairTokenization(Tokenization):
     """Encoder (BERT) inputs: `tokenizer(prompt, response)`.
 
-    Prompt and response include the marks: `[CLS] prompt [SEP]` and `response [SEP]`. A tokenizer without a chat template
-    reads the prompt's plain text.
+    Prompt and response include the special tokens: `[CLS] prompt [SEP]` and `response [SEP]`. If the tokenizer has no chat
+    template, the prompt is plain text.
     """
 
     reads_pairs = True

@@ -1,4 +1,4 @@
-"""Chat templates, and conversations rendered through one: text, token ids, dropped turns."""
+"""Chat templates, and rendering of conversations: text, token ids, dropped turns."""
 
 import json
 import re
@@ -33,22 +33,23 @@ _date = date.today()
 
 
 def set_template_date(day: str) -> None:
-    """Set the date that chat templates loaded from now on read as today's, such as 2026-11-25."""
+    """Set the date, such as 2026-11-25, that subsequently loaded chat templates use as the current date."""
     global _date
     _date = date.fromisoformat(day)
 
 
 def template_date() -> str:
-    """Return the date that chat templates read as today's."""
+    """Return the date that chat templates use as the current date."""
     return _date.isoformat()
 
 
 def choose_template(own: str | Mapping[str, str], name: str) -> str:
-    """Return the chat template `name`: `auto` (which is `own`), `plain`, `raw`, or the path of a Jinja file.
+    """Return a chat template.
 
     Args:
-        own: the tokenizer's template, or several by name; then `name` may also be one of their names.
-        name: may end with variables of the template, as `auto[enable_thinking=false]`.
+        own: template of the tokenizer, or a mapping of names to templates.
+        name: `auto` (the tokenizer's template), `plain`, `raw`, the path of a Jinja file, or a name in `own`. May end with
+            template variables, as in `auto[enable_thinking=false]`.
     """
     name, variables = _split_variables(name)
     if isinstance(own, Mapping) and (name in own or name == "auto"):
@@ -76,7 +77,7 @@ _VARIABLES = re.compile(r"(?P<name>[^\[\]]+)\[(?P<variables>[^\[\]]*)\]\s*")
 
 
 def _split_variables(name: str) -> tuple[str, dict[str, object]]:
-    """Separate `NAME[VARIABLE=VALUE, ...]`. A value is JSON, or text without quotes."""
+    """Parse `NAME[VARIABLE=VALUE, ...]`. A value is JSON, or text without quotes."""
     match = _VARIABLES.fullmatch(name)
     if match is None or resolve_path(name).exists():
         return name, {}
@@ -93,7 +94,7 @@ def _split_variables(name: str) -> tuple[str, dict[str, object]]:
 
 
 def _with_variables(template: str, variables: Mapping[str, object]) -> str:
-    """Set variables at the beginning of a template. Every program that renders it then uses them."""
+    """Set variables at the beginning of a template, so that every program that renders it uses them."""
     if not variables:
         return template
     read = _variables_of(template)
@@ -120,7 +121,7 @@ _GENERATION_TAG = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
 
 
 def _with_fixed_date(template: str) -> str:
-    """Replace each call of `strftime_now`, whose text would change tomorrow, by a constant."""
+    """Replace each call of `strftime_now` with a constant, because its result changes from day to day."""
     now = datetime.combine(_date, datetime.min.time())
     fixed = _CALL_OF_DATE.sub(lambda call: json.dumps(now.strftime(call[1][1:-1]), ensure_ascii=False), template)
     if "strftime_now(" in fixed:
@@ -132,28 +133,32 @@ def _with_fixed_date(template: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return the Jinja expression that writes a text."""
+    """Return the Jinja expression for a string."""
     return "{{ " + json.dumps(text, ensure_ascii=False) + " }}"
 
 
 class ConversationError(UserError):
-    """A text that the tokenizer or its chat template drops, changes or cannot represent; the caller names its record."""
+    """Raised for text that the tokenizer or its chat template drops, changes or cannot represent.
+
+    Callers add the name of the record.
+    """
 
 
 class ChatRenderer:
     """A tokenizer with a chat template that gives the same token ids in every program.
 
-    The template is completed: a named template gets the tokens that the tokenizer puts before every text (Llama: `<s>`), the
-    template of an encoder-decoder those after it (T5: `</s>`). It becomes the tokenizer's default `chat_template`, in place,
-    because other programs prompt a saved model through it.
+    The template is completed with the tokens that the tokenizer adds to all text: a named template with those at the start
+    (Llama: `<s>`), and the template of an encoder-decoder with those at the end (T5: `</s>`). It becomes the tokenizer's
+    default `chat_template`, in place, because other programs prompt a saved model through it.
 
     Args:
-        chat_template: see `choose_template`; a tokenizer without a template has `plain`.
+        tokenizer: tokenizer, whose `chat_template` is replaced.
+        chat_template: see `choose_template`. For a tokenizer without a template, `auto` is `plain`.
         encoder_decoder: whether an encoder reads the prompt.
-        reads_pairs: whether the model reads pairs of texts: the template defaults to `raw` and is not completed.
+        reads_pairs: whether the model reads text pairs. The template then defaults to `raw` and is not completed.
 
     Raises:
-        UserError: if the template cannot be read or drops a turn.
+        UserError: If the template cannot be read or drops a turn.
     """
 
     def __init__(
@@ -188,14 +193,14 @@ class ChatRenderer:
         return _any_of(text for id, text in self._spellings.items() if id in self.special_ids)
 
     def reserve(self, token: int) -> bool:
-        """Treat an added token as special, because it ends turns; return False for any other token."""
+        """Treat an added token as special, because it ends turns. Return False if it is not an added token."""
         if token in self._spellings:
             self.special_ids |= {token}
             self._special_tokens = self._spelled_special_tokens()
         return token in self._spellings
 
     def automatic_tokens(self) -> tuple[list[int], list[int]]:
-        """Return the ids that the tokenizer puts before and after every text (Llama: `<s>` before; T5: `</s>` after)."""
+        """Return the ids that the tokenizer adds before and after all text (Llama: `<s>` before; T5: `</s>` after)."""
         plain, full = self.template_ids("a"), self.tokenizer("a").input_ids
         start = next((i for i in range(len(full)) if full[i : i + len(plain)] == plain), 0)
         return full[:start], full[start + len(plain) :]
@@ -220,10 +225,11 @@ class ChatRenderer:
         return "".join(self.tokenizer.convert_ids_to_tokens(ids))
 
     def render(self, messages: Conversation, generation_prompt: bool = True) -> str:
-        """Return the text that the template makes of a conversation.
+        """Render a conversation as text.
 
         Args:
-            generation_prompt: open the assistant's next turn.
+            messages: conversation.
+            generation_prompt: whether to open the assistant's next turn.
         """
         try:
             text = self.tokenizer.apply_chat_template(
@@ -241,7 +247,7 @@ class ChatRenderer:
         return text
 
     def require_turns(self, messages: Conversation) -> None:
-        """Refuse a conversation of which the template drops a turn, as Phi-3's first template does system turns.
+        """Raise ConversationError if the template drops a turn, as Phi-3's first template drops system turns.
 
         Each sequence of roles is rendered once, with a marker in each turn.
         """
@@ -259,12 +265,12 @@ class ChatRenderer:
             )
 
     def template_ids(self, text: str) -> list[int]:
-        """Return the ids of rendered text, special tokens included."""
+        """Return the ids of rendered text, including special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
     def spelled_token(self, texts: Iterable[str]) -> str | None:
-        """Return the first special token that one of the texts spells, or None."""
+        """Return the first special token spelled in one of the strings, or None."""
         matches = (self._special_tokens.search(text) for text in texts)
         return next((match[0] for match in matches if match), None)
 
@@ -276,13 +282,13 @@ class ChatRenderer:
         return self._special_tokens if role == "assistant" else self._control_tokens
 
     def conversation_ids(self, messages: Conversation, generation_prompt: bool = True) -> list[int]:
-        """Return the ids of a rendered conversation; special tokens spelled in messages are read as plain characters."""
+        """Return the ids of a rendered conversation. Special tokens spelled in messages are read as plain characters."""
         spelled = self.spells_special_token(messages)
         messages = self.marked(messages) if spelled else messages
         return self.marked_ids(self.render(messages, generation_prompt), spelled)
 
     def marked(self, messages: Conversation) -> Conversation:
-        """Mark the special tokens that messages spell, to tell them from the template's."""
+        """Mark special tokens that are spelled in messages, to distinguish them from those of the template."""
         return tuple(
             {"role": turn["role"], "content": mark_control_tokens(turn["content"], self._controls(turn["role"]))}
             for turn in messages
@@ -300,7 +306,7 @@ class ChatRenderer:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern of any of the texts, the longest first."""
+    """Return a pattern that matches any of the strings, longest first."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
 
