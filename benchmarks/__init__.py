@@ -1,1 +1,1 @@
-"""Benchmarks against the best peers, each measured run in a process of its own: see README.md."""
+"""Benchmarks against the best peers. Each measured run is a separate process. See README.md."""

@@ -38,7 +38,7 @@ LABELERS_PER_ITEM = 2
 
 @dataclass
 class Result:
-    """What the labelers saw."""
+    """Measurements of the labelers' requests."""
 
     acknowledged: list[str] = field(default_factory=list)
     latency: dict[str, list[float]] = field(default_factory=lambda: {"next": [], "draft": [], "submit": []})
@@ -47,7 +47,7 @@ class Result:
 
 
 def set_up(database: Database, labelers: int, items: int) -> list[str]:
-    """A batch and signed-in labelers; returns their tokens."""
+    """Create a batch and signed-in labelers. Return the labelers' session tokens."""
     text = "A response of some length, as models write them. " * 8
     rows = ({"prompt": f"Prompt {i}", "responses": [f"{text}{k}" for k in range(RESPONSES)]} for i in range(items))
     import_rows(database, NewBatch("load", "rank", LABELERS_PER_ITEM), ((f"row {i}", row) for i, row in enumerate(rows)))
@@ -67,14 +67,14 @@ async def label(
     result: Result | None = None,
     stopped: threading.Event | None = None,
 ) -> Result:
-    """All labelers for a time, or until `stopped`; the last request of each is always finished, and `result` is filled."""
+    """Run all labelers for `seconds` or until `stopped`, and fill `result`. The last request of each is always completed."""
     result, stopped = result or Result(), stopped or threading.Event()
     start = time.perf_counter()
 
     def working() -> bool:
         return time.perf_counter() < start + seconds and not stopped.is_set()
 
-    limits = httpx.Limits(max_connections=len(tokens))  # a keep-alive connection each
+    limits = httpx.Limits(max_connections=len(tokens))  # one keep-alive connection per labeler
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=60) as client:
         await asyncio.gather(*(_labeler(client, token, working, pause, result) for token in tokens))
     result.seconds = time.perf_counter() - start
@@ -112,7 +112,7 @@ async def _labeler(client: httpx.AsyncClient, token: str, working: Callable[[], 
 
 
 def check(database: Database, acknowledged: list[str]) -> None:
-    """Every acknowledged judgment is there once, no slot was given twice, no labeler judged an item twice."""
+    """Check that every acknowledged judgment is stored once, no slot is taken twice, and no labeler judged an item twice."""
     with database.read() as session:
         stored = Counter(session.scalars(select(Judgment.request_id)))
         lost = [request_id for request_id in acknowledged if stored[request_id] != 1]
@@ -126,7 +126,7 @@ def check(database: Database, acknowledged: list[str]) -> None:
 
 
 def report(result: Result) -> str:
-    """Requests a second and latency, as a small table."""
+    """Format the request rate and the latency as a small table."""
     requests = sum(map(len, result.latency.values())) + result.sent_again
     lines = [f"{requests / result.seconds:.0f} requests/s, {len(result.acknowledged)} judgments in {result.seconds:.0f} s"]
     lines.append(f"{result.sent_again} requests sent again while the server was down")
@@ -139,7 +139,7 @@ def report(result: Result) -> str:
 
 
 def kill_and_start(server: Server, times: int, every: float) -> None:
-    """Kill the app and start it again, `times` times."""
+    """Kill and restart the app `times` times."""
     for _ in range(times):
         time.sleep(every)
         server.kill()

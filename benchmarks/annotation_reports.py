@@ -37,7 +37,7 @@ DAY = 86_400
 
 
 def fill(database: Database, task: str, judgments: int, labelers: list[int], rng: random.Random) -> None:
-    """Add a batch of a task, of which every item but the last is judged, with quick inserts."""
+    """Add a batch in which every item except the last is judged, with bulk inserts."""
     items = judgments // LABELERS_PER_ITEM
     size = 4 if task == "rank" else 2
     with database.write() as session:
@@ -79,7 +79,7 @@ def fill(database: Database, task: str, judgments: int, labelers: list[int], rng
 
 
 def answer(task: str, number: int, labeler: int, order: list[int], rng: random.Random) -> dict[str, Any]:
-    """An answer in the shown order, right in four of five cases."""
+    """Return a random answer in the shown order, which is right in four of five cases."""
     if task == "compare":
         best = "A" if rng.random() < 0.8 else rng.choice(["B", "tie", "both_bad"])
         return TASKS[task].shown({"choice": best}, order)
@@ -126,7 +126,7 @@ def main() -> None:
         "Items: judgments": partial(browse_judgments, wanted=Filter()),
     }
 
-    clock = time.process_time if database.is_sqlite else time.perf_counter  # the former does not count other programs
+    clock = time.process_time if database.is_sqlite else time.perf_counter  # CPU time is unaffected by other programs
 
     def seconds(report: Callable[..., Any]) -> float:
         start = clock()

@@ -32,7 +32,7 @@ from benchmarks.workloads import ALL, SCALES, Work, scaled, works_of
 
 
 def make(folder: Path, scale: str, names: Sequence[str] = ()) -> None:
-    """Write everything that the works `names` (empty: all) read at a scale, unless it is there, made by this very code."""
+    """Write the models and data of the works `names` (default: all) at a scale, unless this code has written them before."""
     here = Path(__file__).parent
     recipe = hashlib.sha256((here / "data.py").read_bytes() + (here / "workloads.py").read_bytes()).hexdigest()
     made = folder / "made"
@@ -52,7 +52,7 @@ def make(folder: Path, scale: str, names: Sequence[str] = ()) -> None:
 
 
 def random_model(shape: str, vocabulary: int, kind: type[Any] = AutoModelForCausalLM) -> PreTrainedModel:
-    """A model with random weights in a shape of `SHAPES`, in bfloat16; made on a GPU where there is one."""
+    """Return a model with a shape of `SHAPES` and random bfloat16 weights, created on the GPU if there is one."""
     config = SHAPES[shape](vocabulary)
     config.num_labels = 1  # of a classifier
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def random_model(shape: str, vocabulary: int, kind: type[Any] = AutoModelForCaus
 
 
 def shape_of(config: type[PreTrainedConfig], smallest: int = 0, **sizes: Any) -> Callable[[int], PreTrainedConfig]:
-    """A config by the number of tokens of the tokenizer; `smallest` is the least size of the vocabulary."""
+    """Return a function that creates a config for a vocabulary size. `smallest` is the minimum vocabulary size."""
     return lambda vocabulary: config(vocab_size=max(vocabulary, smallest), **sizes)
 
 
@@ -80,13 +80,14 @@ SHAPES: dict[str, Callable[[int], PreTrainedConfig]] = {
     "qwen3-0.6b": QWEN3(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16),
     "qwen3-4b": QWEN3(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32),
 }
-"""Configs of published models; Qwen3's have its own vocabulary, which is a quarter of the smallest model."""
+"""Configs of published models. Qwen3's have their own vocabulary, a quarter of the weights of the smallest model."""
 
 
 def make_model(folder: Path, name: str, endless: bool = True) -> None:
-    """A model whose responses do not end by themselves, so that both sides sample the same number of tokens.
+    """Save a model. If `endless`, its responses never end, so that both sides sample the same number of tokens.
 
-    Its end and padding tokens become special ones that a trained model has no use for; a random model may draw them.
+    End and padding tokens are then replaced with special tokens that a trained model never samples. A random model may
+    sample them.
     """
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("smollm2-135m" if name in SHAPES else name))
     if name in SHAPES:
@@ -104,14 +105,14 @@ def make_model(folder: Path, name: str, endless: bool = True) -> None:
 
 
 def words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Texts of one token each, wherever they stand: words behind a space, or letters where the tokenizer has bytes."""
+    """Return strings that are always one token: words after a space, or letters if the tokenizer is byte-level."""
     vocabulary = tokenizer.get_vocab()
     found = sorted(token for token in vocabulary if re.fullmatch("Ġ[a-z]{3,8}", token))
     return [token.replace("Ġ", " ") for token in found] or list("abcdefghijklmnopqrstuvwxyz")
 
 
 def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
-    """The work's examples as text, and as the ids that our side makes of them, as many as each text was meant to have."""
+    """Write the work's examples as text and as our side's token ids, with the intended number of tokens each."""
     tokenization = load_tokenization(str(model), "raw")
     vocabulary, random = words(tokenization.tokenizer), Random(seed)
 
@@ -140,9 +141,9 @@ def make_texts(folder: Path, work: Work, model: Path, seed: int) -> None:
 
 
 def make_reward_model(folder: Path, work: Work) -> None:
-    """The reward model of a work of PPO, unless it is there. Its scores are of no interest here, its cost is.
+    """Write the reward model of a PPO work, unless it exists. Only its cost matters, not its scores.
 
-    It has random weights, or those of the scale's model after one step of training.
+    It has random weights, or the weights of the scale's model after one training step.
     """
     target = folder / work.reward_folder
     if target.exists():

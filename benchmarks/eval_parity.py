@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 def write_tasks(folder: Path, installed: Path, questions: list[Question]) -> None:
-    """Write lm-eval's task files as they are installed, with a local file of questions in place of the hub's data."""
+    """Write task files that include lm-eval's installed ones, with a local file of questions instead of the Hub data."""
     rows = []
     for question in questions:
         row: Json = {"question": question.text}
@@ -47,7 +47,7 @@ def write_tasks(folder: Path, installed: Path, questions: list[Question]) -> Non
 
 
 def by_lm_eval(python: str, model: str, questions: list[Question], batch_size: int) -> Json:
-    """Return lm-eval's log-likelihood of each answer and its figure of each question, by task."""
+    """Return, for each task, lm-eval's log-likelihood of each answer and score of each question."""
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     offline.pop("PYTHONPATH", None)
 
@@ -75,7 +75,7 @@ def by_lm_eval(python: str, model: str, questions: list[Question], batch_size: i
 
 
 def by_ours(model: str, source: str, questions: list[Question]) -> Json:
-    """Return the same numbers by ours."""
+    """Return the same numbers computed by our implementation."""
     config = TruthfulnessConfig(models=[model], questions=source, dtype="float32")
     evaluated = next(open_models(config.models, open_context(config.output, config)))
     question_format = QuestionFormat.from_settings(config.prompt, config.few_shot, config.chat)
@@ -88,7 +88,7 @@ def by_ours(model: str, source: str, questions: list[Question]) -> Json:
 
 
 def differences(left: Json, right: Json) -> dict[str, float]:
-    """The largest differences: of an answer's log-likelihood, of a question's figure, and of each mean."""
+    """Return the largest differences in log-likelihoods of answers and in scores of questions, and those of the means."""
     found = {}
     for name in TASKS:
         rows = zip(left[name]["log_likelihoods"], right[name]["log_likelihoods"], strict=True)
@@ -100,7 +100,7 @@ def differences(left: Json, right: Json) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run both sides and print how far apart they are."""
+    """Run both sides and print the differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="the Python of the environment that lm-eval is in")
     parser.add_argument("--csv", default="../shared/data/TruthfulQA.csv", help="TruthfulQA.csv, or the project's own form")

@@ -28,37 +28,38 @@ from align.model_registry.registry import resolve_model
 ROOT = Path(__file__).parents[1]
 MACHINE = ROOT / "benchmarks" / "gpu-machine.txt"
 LIMIT_BYTES = 60_000_000
-"""Of a kit: what may travel to the machine at once, beside the tree."""
+"""Maximum size of a kit: the limit of a transfer to the machine, in addition to the tree."""
 TEST_TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 MODEL, PEER = "smollm2-135m", "trl==1.12.0"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 NEVER = ("torch", "numpy", "pyarrow", "scipy", "triton")
-"""Too large, or tied to the machine's driver: if one of them is missing or too old there, the kit cannot help."""
+"""Packages that a kit cannot contain, because they are too large or tied to the machine's driver."""
 RANDOM = """Random weights (torch.manual_seed(0)) in the shape of SmolLM2-135M-Instruct, with its tokenizer, for
 measurements of speed and memory on a machine without network. Its texts are noise.
 """
 
 
 def pins(file: Path) -> dict[str, str]:
-    """Versions by canonical name, "" where a line has none."""
+    """Map canonical package names to pinned versions, or to "" if a line has no version."""
     lines = [line.split("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines()]
     pairs = [line.partition("==") for line in lines if line]
     return {canonicalize_name(name): version for name, _, version in pairs}
 
 
 def direct_requirements() -> list[str]:
-    """The requirements of this project, DeepSpeed and the tests."""
+    """Return the requirements of this project, DeepSpeed and the tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["deepspeed"], *TEST_TOOLS]
 
 
 def missing(direct: Iterable[str], machine: dict[str, str], python: str, of: Callable[[str], list[str] | None]) -> set[str]:
-    """Canonical names of the packages that the machine lacks or has too old, with their dependencies.
+    """Return the canonical names of packages, including dependencies, that are missing or too old on the machine.
 
     Args:
-        machine: versions of what is there; "" counts as new enough.
-        python: version of Python there, such as 3.12.
-        of: a package's requirements, as `importlib.metadata.requires`.
+        direct: direct requirements.
+        machine: installed package -> version. "" is accepted as new enough.
+        python: Python version of the machine, such as 3.12.
+        of: returns the requirements of a package, like `importlib.metadata.requires`.
     """
     there = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     there |= {"platform_machine": "x86_64", "platform_system": "Linux", "os_name": "posix", "extra": ""}
@@ -78,7 +79,7 @@ def missing(direct: Iterable[str], machine: dict[str, str], python: str, of: Cal
 
 
 def pip(*words: str) -> None:
-    """Run pip of this interpreter, which must not fail."""
+    """Run pip with this interpreter. Exit if it fails."""
     command = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check"]
     environment = os.environ | {"DS_BUILD_OPS": "0"}  # DeepSpeed without its CUDA kernels
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -90,7 +91,7 @@ def make(kit: Path, python: str) -> None:
     """Replace the kit and print its size.
 
     Raises:
-        SystemExit: if something large is missing on the machine, or the kit becomes too large.
+        SystemExit: If a package of `NEVER` is missing on the machine, or the kit is too large.
     """
     shutil.rmtree(kit, ignore_errors=True)
     machine, pinned = pins(MACHINE), pins(ROOT / "constraints.txt")
@@ -119,7 +120,7 @@ def make(kit: Path, python: str) -> None:
 
 
 def unpack(kit: Path) -> None:
-    """Make SmolLM2 in the kit's cache: its config and tokenizer, with random weights."""
+    """Create SmolLM2 in the kit's cache, with its config and tokenizer and with random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Results in files, which make a repeated command continue where the last one stopped."""
+"""Results in files, so that a repeated command continues where the last one stopped."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from align.core.files import read_json, write_json
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """Return the content of a JSON file, which `make` supplies if the file does not exist; print the seconds taken."""
+    """Return the content of a JSON file. If it does not exist, call `make`, write the result, and print the duration."""
     if not path.exists():
         began = time.monotonic()
         value = make()

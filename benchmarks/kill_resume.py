@@ -1,14 +1,16 @@
-"""Kills runs and resumes them: each has to end with the bytes of a run that was not killed. `make soak` runs it.
+"""Kills and resumes runs, and checks that the results equal the bytes of an uninterrupted run. `make soak` runs this.
 
-A run is killed by SIGKILL, half of the time after a random wait and half of the time at the n-th operation that changes
-a file (opening for writing, rename, removal), so that kills also fall while a checkpoint is written. It is started
-again with `--resume_from_checkpoint auto` and killed again, until it has ended by itself. Then its model, its metrics
-(without those that tell the time) and its last checkpoint are compared with those of a run that was left alone.
+A run is killed with SIGKILL, half of the time after a random delay and half of the time at the n-th operation that changes
+a file (open for writing, rename, remove). Some kills therefore interrupt the writing of a checkpoint. The run is restarted
+with `--resume_from_checkpoint auto` and killed again, until it finishes. Its model, its metrics (except times) and its last
+checkpoint are then compared with those of an uninterrupted run.
 
-Of a run in two processes, one is killed, or by time also both at once; the one that is left has to end within 60 s.
+In a run with two processes, one process is killed, or after a delay also both at once. The remaining process must exit
+within 60 s.
 
-The run that is left alone is a separate program. Those that are killed are forked from this one, which has imported what
-they need: 30 kills take a tenth of the time. Runs of several processes get the variables of `accelerate launch`.
+The uninterrupted run is a separate program. Runs to be killed are forked from this process, which has imported their
+modules, so that 30 kills take a tenth of the time. Runs with several processes get the environment variables of
+`accelerate launch`.
 """
 
 import importlib
@@ -34,7 +36,7 @@ from tests.ports import free_port
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED = ("align.sft", "align.reward", "align.extras.rules", "align.ppo", "align.dpo")
 LOST_SECONDS = 60.0
-"""Within this time after a process was killed, those that it trained with have ended."""
+"""Time within which the other processes of a run must exit after a process was killed."""
 COMMON = "--dtype float32 --report_to none --overlong truncate --max_prompt_tokens 64 --learning_rate 1e-3 --save_steps 2"
 COMMON += " --resume_from_checkpoint auto"
 SFT = "--train_data data/demonstrations_heldout.jsonl --batch_size 6 --max_response_tokens 16 --eval_steps 4"
@@ -76,7 +78,7 @@ PREPARED = {
     "reward-b": f"reward {LLAMA} {REWARD} --seed 2",
     "rules": f"rules {LLAMA} {RULES}",
 }
-"""Models that variants name in braces: made once before their runs."""
+"""Models that variants name in braces. Created once before the runs."""
 LAUNCHED = {
     "sft-two": ("sft", "cpu2"),
     "sft-zero3": ("sft", "zero3"),
@@ -87,15 +89,15 @@ LAUNCHED = {
     "ppo-zero3": ("ppo-critic", "zero3"),
     "ppo-offload": ("ppo-ptx", "zero3-offload"),
 }
-"""The same in two processes: a variant, and the launcher's file in configs/accelerate."""
+"""Variants in two processes -> (variant, launcher's file in configs/accelerate)."""
 NAMES = (*VARIANTS, *LAUNCHED)
 PROCESSES = 2
 
 
 class Killed(NamedTuple):
-    """What is to kill a run: an operation on its files, by its number in a process, or the time since the start.
+    """Condition that kills a run: the number of a file operation in a process, or the time since the start.
 
-    A zero kills nothing. `alone` says whether time kills only that process, not all of them at once.
+    Zero means no kill. `alone` tells whether the time kills only this process or all processes at once.
     """
 
     process: int = 0
@@ -105,7 +107,7 @@ class Killed(NamedTuple):
 
 
 class _Operations:
-    """Counts a process's operations on the files of its run, and kills the process at the one of number `fatal`."""
+    """Counts a process's operations on the files of its run, and kills the process at operation number `fatal`."""
 
     def __init__(self, fatal: int, folder: Path) -> None:
         self.fatal, self.folder, self.count = fatal, str(folder), 0
@@ -123,7 +125,7 @@ class _Operations:
 
 
 def _run(words: Sequence[str], folder: Path, rank: int, variables: dict[str, str], fatal: int) -> None:
-    """The life of a forked process: one run, whose words on stderr go into a file beside its folder."""
+    """Run a stage in a forked process. Its stderr goes to a file next to its folder."""
     os.dup2(os.open(f"{folder}.told-{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
     os.environ.update(variables)
     operations = _Operations(fatal, folder)
@@ -138,10 +140,11 @@ def _run(words: Sequence[str], folder: Path, rank: int, variables: dict[str, str
 def run_forked(
     words: Sequence[str], folder: Path, environments: Sequence[dict[str, str]], killed: Killed
 ) -> tuple[int, str]:
-    """Run a stage in forked processes, each with its variables of `environments`; one of them, or all, may be killed.
+    """Run a stage in forked processes, each with its environment variables. One or all of them may be killed.
 
     Returns:
-        0 if all ended by themselves, -9 if one was killed and all ended, else another exit code; and what was told.
+        An exit code and the stderr output. The code is 0 if all processes finished, -9 if one was killed and all have
+        exited, or another code otherwise.
     """
     for name in (*IMPORTED, *(["deepspeed"] if "ACCELERATE_USE_DEEPSPEED" in environments[0] else [])):
         importlib.import_module(name)
@@ -157,7 +160,7 @@ def run_forked(
 
 
 def _end(processes: Sequence[BaseProcess], killed: Killed) -> int:
-    """Wait until all have ended; those that one was taken from must do so in time."""
+    """Wait until all processes have exited. After a kill, the others must exit within `LOST_SECONDS`."""
     if killed.seconds:
         multiprocessing.connection.wait([process.sentinel for process in processes], killed.seconds)
         for process in [processes[killed.process]] if killed.alone else processes:
@@ -179,7 +182,7 @@ def _end(processes: Sequence[BaseProcess], killed: Killed) -> int:
 
 
 def run_alone(words: Sequence[str], folder: Path, settings: str = "") -> None:
-    """Run a stage in a separate program or under a launcher, without kills; it must not fail."""
+    """Run a stage in a separate program or under a launcher, without kills. Exit if it fails."""
     stage, *options = [*words, "--output_dir", str(folder)]
     if settings:
         launch([f"align/{stage}/train.py", *options], settings, PROCESSES)
@@ -191,7 +194,7 @@ def run_alone(words: Sequence[str], folder: Path, settings: str = "") -> None:
 
 
 def differences(run: Path, whole: Path) -> list[str]:
-    """What two runs differ in: figures, files of the model and of the last checkpoint, files that are there at all."""
+    """Return the differences between two runs: metrics, files of the model and the last checkpoint, and leftover files."""
     found = [] if metrics(run) == metrics(whole) else ["metrics.jsonl"]
     places = ["model", *(f"checkpoints/{path.name}" for path in sorted((whole / "checkpoints").iterdir()))]
     for place in places:
@@ -209,16 +212,17 @@ def differences(run: Path, whole: Path) -> list[str]:
 
 
 def draw_kill(chance: random.Random, seconds: float, operations: Sequence[int]) -> Killed:
-    """Where to kill a run: at an operation or after some time, one process or all.
+    """Draw a kill at a file operation or after a delay, of one process or all processes.
 
     Args:
-        seconds: how long a run takes that is not killed.
-        operations: its operations on files, of each process.
+        chance: random generator.
+        seconds: duration of an uninterrupted run.
+        operations: number of file operations of each process in such a run.
     """
     process = chance.randrange(len(operations))
     if chance.random() < 0.5 and operations[process] > 1:
         return Killed(process, operation=chance.randrange(1, operations[process]))
-    # Until several processes have met, only a launcher ends what a kill leaves, and there is none here.
+    # Until the processes have connected, only a launcher would end the rest after a kill, and there is no launcher here.
     first = 0.05 if len(operations) == 1 else 0.25
     return Killed(process, seconds=chance.uniform(first, 0.95) * seconds, alone=chance.random() < 0.5)
 
@@ -226,7 +230,7 @@ def draw_kill(chance: random.Random, seconds: float, operations: Sequence[int]) 
 def _kill_until_it_ends(
     words: Sequence[str], folder: Path, environments: Sequence[dict[str, str]], kills: Sequence[Killed]
 ) -> tuple[int, str]:
-    """Kill one run again and again, then no more; return how often it was killed, and how it failed, "" if it did not."""
+    """Kill a run repeatedly, then let it finish. Return the number of kills and the failure ("" if there was none)."""
     for number, killed in enumerate([*kills, Killed()]):
         code, told = run_forked(words, folder, environments, killed)
         if code == 0:
@@ -237,7 +241,7 @@ def _kill_until_it_ends(
 
 
 def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path) -> dict[str, Any]:
-    """Kill a variant's runs so many times; return its row of the tally."""
+    """Kill a variant's runs `kills` times. Return its row of the tally."""
     settled, settings = LAUNCHED.get(variant, (variant, ""))
     stage, options = VARIANTS[settled]
     made = {name: work / name for name in PREPARED if f"{{{name}}}" in options}
@@ -251,7 +255,7 @@ def kill_and_resume(variant: str, kills: int, chance: random.Random, work: Path)
     tally: dict[str, Any] = {"variant": variant, "kills": 0, "runs": 0, "same": 0, "different": []}
     while tally["kills"] < kills and len(tally["different"]) < 20:
         folder, started = work / f"{variant}-{tally['runs']}", time.monotonic()
-        # The first run is not killed: it says how long one takes in a fork, and how many operations.
+        # The first run is not killed. It gives the duration and the number of operations of a forked run.
         at_most = min(6, kills - tally["kills"]) if operations else 0
         planned = [draw_kill(chance, seconds, operations) for _ in range(at_most)]
         killed, failure = _kill_until_it_ends(words, folder, environments, planned)

@@ -16,12 +16,12 @@ from typing import Any
 from benchmarks.workloads import ALL, RACE_TARGET, SCALES, Work, scaled
 
 TOKENS = 16
-"""Longest response of the race: with a letter in each of its places the reward is 1."""
+"""Maximum response length of the race. The reward is 1 if every position is a letter."""
 
 
 @dataclass
 class Measurement:
-    """The seconds of each step under the clock of one side, the real tokens that it read or sampled, and further figures."""
+    """Seconds and real tokens of each measured step of one side, and further figures."""
 
     seconds: list[float]
     tokens: list[int]
@@ -29,19 +29,19 @@ class Measurement:
 
 
 def examples(folder: Path, work: Work) -> list[dict[str, Any]]:
-    """Token ids of the work's examples, `prompt` and `responses`, as our side tokenizes its texts."""
+    """Return the token ids (`prompt` and `responses`) of the work's examples, as tokenized by our side."""
     return [json.loads(line) for line in (folder / f"{work.name}.ids.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def letters(prompts: Sequence[object], responses: Sequence[str]) -> list[float]:
-    """The race's reward: lower-case letters in a response over the most there could be (start 26/264, optimum 1)."""
+    """Return the race's rewards: number of lower-case letters divided by the maximum (start 26/264, optimum 1)."""
     return [sum("a" <= letter <= "z" for letter in response) / TOKENS for response in responses]
 
 
 def finish_line(updates: list[tuple[float, float, float]]) -> Measurement:
-    """When the race was won: at the first rollout whose mean reward is at the target; no seconds if none was.
+    """Return the time until the first rollout with the target mean reward, or no time if no rollout reached it.
 
-    Of each update, `updates` has the seconds, the mean reward of its rollout, and the rollout's KL (nats per response).
+    `updates` has the seconds, the rollout's mean reward and the rollout's KL (nats per response) of each update.
     """
     total = 0.0
     for number, (seconds, reward, kl) in enumerate(updates, start=1):
@@ -52,21 +52,24 @@ def finish_line(updates: list[tuple[float, float, float]]) -> Measurement:
 
 
 def measure(side: str, work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    """Do the work, which is already scaled, by the side's function for its stage.
+    """Run a scaled work with the side's function for its stage.
 
     Args:
+        side: `ours` or `peer`.
+        work: scaled work.
         variant: `auto`, the peer's number format, or the learning rate in the race.
-        folder: what `benchmarks.data` has made.
-        scratch: an empty folder for what the run writes.
+        folder: output folder of `benchmarks.data`.
+        seed: random seed.
+        scratch: empty folder for the files of the run.
     """
-    # Imported late: each side's environment lacks what the other side imports.
+    # Imported here, because each side's environment lacks packages of the other side.
     module = importlib.import_module("benchmarks.ours" if side == "ours" else "benchmarks.peers")
     found: Measurement = getattr(module, work.stage)(work, variant, folder, seed, scratch)
     return found
 
 
 def main() -> None:
-    """Do the work and write the measurement with the peak of memory (GiB)."""
+    """Run the work, and write the measurement with the peak memory (GiB)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("side", choices=("ours", "peer"))
     parser.add_argument("work", choices=ALL)

@@ -1,4 +1,4 @@
-"""Our side of each piece of work, through the public functions alone; times come from the run's own metrics."""
+"""Our side of each work. It uses only public functions, and takes times from the run's metrics."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from benchmarks.workloads import LEARNING_RATE, PPO_EPOCHS, RACE_KL_BETA, RACE_U
 
 
 def _settings(work: Work, folder: Path, seed: int, scratch: Path) -> dict[str, Any]:
-    """Settings that all stages share."""
+    """Return the settings shared by all stages."""
     run = {"output_dir": str(scratch / "run"), "report_to": ["none"], "seed": seed}
     return {"model": str(folder / work.model_folder), "chat_template": "raw"} | run
 
@@ -36,7 +36,7 @@ def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
 
 
 def _updates(work: Work, folder: Path, seed: int, scratch: Path, **more: Any) -> list[dict[str, float]]:
-    """Metrics of all updates of PPO; `more` settings take precedence."""
+    """Run PPO and return the metrics of all updates. Settings in `more` take precedence."""
     shape = {"max_prompt_tokens": work.prompt[1], "max_new_tokens": work.response[1], "rollout_batch_size": work.rows}
     common = {"num_ppo_epochs": PPO_EPOCHS, "total_updates": work.warmup + work.measured, "learning_rate": LEARNING_RATE}
     data = {"prompts": str(folder / f"{work.name}.jsonl"), "missing_eos_score": None}
@@ -62,9 +62,9 @@ def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float:
 
 
 def _between(run: Path, work: Work) -> Measurement:
-    """Steps of a supervised run: from one line of its metrics to the next.
+    """Measure the steps of a supervised run by the times between lines of its metrics.
 
-    The first step also loads the model and the last one also saves it: neither is counted.
+    The first and the last step are not counted, because they include loading and saving the model.
     """
     rows = [row for row in read_metrics(run) if row["update"] > 0]
     clock, chosen = [row["seconds"] for row in rows], range(work.warmup, work.warmup + work.measured)

@@ -1,9 +1,9 @@
-"""The peers: TRL's RewardTrainer and SFTTrainer, transformers' generate, and the last PPOTrainer, TRL 1.12.0's.
+"""The peers: TRL's RewardTrainer and SFTTrainer, transformers' generate, and the last PPOTrainer (TRL 1.12.0).
 
-PPO needs a separate environment, in which this file is imported too. Settings are the fastest that were found for the same
-work: no gradient checkpointing, sample generations, evaluation or saving; the optimizer is the same fused AdamW. bfloat16 is
-autocast over float32 weights, because bfloat16 weights would round away updates of 3e-6; PPO's models that are not trained
-(reference, reward) are bfloat16 themselves.
+PPO needs a separate environment, which also imports this file. The settings are the fastest found for the same work: no
+gradient checkpointing, sample generations, evaluation or saving, and the same fused AdamW. The bfloat16 variant is autocast
+over float32 weights, because bfloat16 weights would round away updates of 3e-6. Frozen PPO models (reference, reward) are
+in bfloat16.
 """
 
 import itertools
@@ -32,10 +32,10 @@ ON_CPU = not torch.cuda.is_available()
 
 
 class Clock(TrainerCallback):
-    """Wall time, real tokens and logged figures at the end of each step.
+    """Records wall time, real tokens and logged figures at the end of each step.
 
     Args:
-        target: training ends once `objective/scores` is there.
+        target: value of `objective/scores` at which training ends, if any.
     """
 
     def __init__(self, target: float | None = None) -> None:
@@ -59,17 +59,17 @@ class Clock(TrainerCallback):
 
     @property
     def seconds(self) -> list[float]:
-        """Of each step."""
+        """Seconds of each step."""
         return [after - before for before, after in itertools.pairwise(self.times)]
 
     def measurement(self, work: Work) -> Measurement:
-        """The steps after the warm-up, each from the end of the one before."""
+        """Return the steps after the warm-up. Each is measured from the end of the previous step."""
         tokens = [after - before for before, after in itertools.pairwise(self.tokens)]
         return Measurement(self.seconds[work.warmup :], tokens[work.warmup :])
 
 
 def _settings(seed: int, scratch: Path, variant: str) -> dict[str, Any]:
-    """Settings that all trainers share; `variant` is the number format."""
+    """Return the settings shared by all trainers. `variant` is the number format."""
     return {
         "output_dir": str(scratch / "run"),
         "seed": seed,
@@ -86,7 +86,7 @@ def _settings(seed: int, scratch: Path, variant: str) -> dict[str, Any]:
 def _supervised(
     work: Work, folder: Path, stage: tuple[type, type], model: nn.Module, rows: list[dict[str, Any]], **more: Any
 ) -> Measurement:
-    """Train on rows of token ids, and measure the steps; `stage` is TRL's trainer and its config."""
+    """Train on rows of token ids and measure the steps. `stage` is TRL's trainer and its config class."""
     (trainer, config), clock = stage, Clock()
     settings = config(
         learning_rate=LEARNING_RATE,
@@ -103,9 +103,9 @@ def _supervised(
 
 
 def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Measurement:
-    """A ranking is all of its pairs, as InstructGPT's one batch element is; an update is `rows` rankings.
+    """Measure reward model training. An update has all pairs of `rows` rankings, as in InstructGPT.
 
-    With `pairs_read` the steps under the clock hold that many of the pairs, and the time is scaled to all of them.
+    With `pairs_read`, measured steps contain only this number of pairs per ranking, and the time is scaled to all pairs.
     """
     rankings, read = examples(folder, work), work.pairs_read or work.pairs
     pairs = [
@@ -114,7 +114,7 @@ def reward(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> 
         for i, j in list(itertools.combinations(range(work.responses), 2))[:read]
     ]
     model = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1, dtype=torch.float32)
-    micro = min(read, 6)  # pairs, so 12 texts at once: faster than 36 pairs, and in a sixth of the memory
+    micro = min(read, 6)  # pairs (12 responses); faster than 36 pairs, with a sixth of the memory
     sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": work.rows * read // micro}
     more = _settings(seed, scratch, variant) | sizes
     found = _supervised(work, folder, (RewardTrainer, RewardConfig), model, pairs, **more)
@@ -126,7 +126,7 @@ def sft(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
     texts = [(row["prompt"], row["responses"][0]) for row in examples(folder, work)]
     rows = [{"input_ids": a + b, "completion_mask": [0] * len(a) + [1] * len(b)} for a, b in texts]
     model = AutoModelForCausalLM.from_pretrained(folder / work.model_folder, dtype=torch.float32)
-    micro = work.peer_rows or min(work.rows, 4)  # fewer rows at once are padded less: faster than 8 or 16
+    micro = work.peer_rows or min(work.rows, 4)  # faster than 8 or 16 because of less padding
     sizes = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": max(1, work.rows // micro)}
     more = _settings(seed, scratch, variant) | sizes
     return _supervised(work, folder, (SFTTrainer, SFTConfig), model, rows, completion_only_loss=True, **more)
@@ -160,7 +160,7 @@ def _train_ppo(
 ) -> None:
     from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-    # Four micro-batches: as fast as one, and the logits of 32 rows over 49,152 tokens are never held at once.
+    # Four micro-batches are as fast as one, and avoid holding the logits of 32 rows over 49,152 tokens at once.
     micro = work.peer_rows or max(1, work.rows // 4)
     config = PPOConfig(
         per_device_train_batch_size=micro,
@@ -202,7 +202,7 @@ def ppo(work: Work, variant: str, folder: Path, seed: int, scratch: Path) -> Mea
 
 
 class KnownReward(nn.Module):
-    """The race's reward as a sequence classifier: the backbone gives the whole row's score at every position."""
+    """The race's reward as a sequence classifier. The backbone returns the score of the row at every position."""
 
     base_model_prefix = "backbone"
 

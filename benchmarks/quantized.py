@@ -2,9 +2,9 @@
 
     python -m benchmarks.quantized [VARIANT ...]
 
-Each variant runs in a process of its own: SmolLM2-135M, two updates of 8 responses of 32 tokens, one epoch each. The speed
-is that of one update after the first rollout, in response tokens per second of processor time, which other work on the
-machine does not change. The memory is the largest resident size of the process. A Markdown table is printed.
+Each variant runs in a separate process: SmolLM2-135M, two updates of 8 responses of 32 tokens, one epoch each. Speed is
+measured for one update after the first rollout, in response tokens per second of CPU time, so that other work on the machine
+does not affect it. Memory is the peak resident size of the process. The result is printed as a Markdown table.
 """
 
 import json
@@ -27,12 +27,12 @@ UPDATES, RESPONSES, TOKENS = 2, 8, 32
 
 
 def measure(settings: dict[str, Any]) -> dict[str, float]:
-    """Run PPO in this process; return GiB at the peak and response tokens per second of processor time."""
+    """Run PPO in this process. Return the peak memory in GiB and the response tokens per second of CPU time."""
     from align.ppo import PPOConfig, PPOTrainer
 
     marks: list[float] = []
 
-    def share_of_e(prompts: Any, responses: Any) -> list[float]:  # called once in each update
+    def share_of_e(prompts: Any, responses: Any) -> list[float]:  # called once per update
         marks.append(time.process_time())
         return [text.count("e") / max(1, len(text)) for text in responses]
 
@@ -59,7 +59,7 @@ def measure(settings: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure the variants of the command line, each in its own process, and print a table."""
+    """Measure the variants named on the command line, each in a separate process, and print a table."""
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(measure(VARIANTS[sys.argv[2]])))
         return

@@ -1,4 +1,4 @@
-"""Results on disk, a JSON line for each measured run, and the tables of README.md that are made of them."""
+"""Results on disk, with a JSON line per measured run, and the tables of README.md generated from them."""
 
 import math
 import statistics
@@ -11,24 +11,24 @@ from align.core.files import read_json_lines
 from benchmarks.workloads import ALL, SCALES, WORKS, Work, scaled
 
 KL_MARGIN = 1.1
-"""How far the KL of one side of the race may be above the other's and still count as equal."""
+"""Ratio up to which the KLs of both sides of the race count as equal."""
 
 Line = dict[str, Any]
 
 
 def read(path: Path) -> list[Line]:
-    """All lines of a file of results; none if there is no file."""
+    """Return all lines of a results file. Empty if the file does not exist."""
     return read_json_lines(path) if path.exists() else []
 
 
 def runs(lines: Iterable[Line], work: str, side: str, pair: int | None = None) -> list[Line]:
-    """The runs of one side of a piece of work."""
+    """Return the runs of one side of a work."""
     found = [line for line in lines if line.get("work") == work and line["side"] == side]
     return [line for line in found if pair is None or line["pair"] == pair]
 
 
 def value(line: Line) -> float:
-    """What the table shows of a run: seconds for each unit of work, or tokens a second; the worst there is if it failed."""
+    """Return the value of a run in the table: seconds per unit of work, or tokens per second. A failed race is infinite."""
     work: Work = scaled(ALL[line["work"]], SCALES[line["scale"]])
     if not line["seconds"]:
         return math.inf
@@ -39,14 +39,14 @@ def value(line: Line) -> float:
 
 
 def memory(line: Line) -> float:
-    """The peak that counts (GiB): what the GPU has held where there is one, else what the process has."""
+    """Return the peak memory in GiB: of the GPU if there is one, or else of the process."""
     return float(line.get("peak_device_gib", line["peak_gib"]))
 
 
 def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> str | None:
-    """The variant that the later pairs repeat: the fastest of the first pair's runs.
+    """Return the fastest variant of the first pair, which later pairs repeat.
 
-    In the race a run counts only if it ends at a KL that the other side reaches too, within `KL_MARGIN`.
+    In the race, a run counts only if the other side also reaches its final KL, within `KL_MARGIN`.
     """
     if not lines:
         return None
@@ -61,7 +61,7 @@ def best_variant(work: Work, lines: Sequence[Line], rivals: Sequence[Line]) -> s
 
 @dataclass(frozen=True)
 class Summary:
-    """A row of the table: medians of values and of peaks of memory, and how many times faster ours is in each pair."""
+    """Row of the table: medians of values and peak memory, and the speedup of ours in each pair."""
 
     work: Work
     ours: float
@@ -75,7 +75,7 @@ class Summary:
 
 
 def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
-    """The row of a piece of work, or None if it was not measured."""
+    """Return the row of a work, or None if it was not measured."""
     rival = work.compared_with or work.name
     first = [runs(lines, work.name, "ours", 1), runs(lines, rival, "peer", 1)]
     ours_variant, peer_variant = best_variant(work, *first), best_variant(ALL[rival], *first[::-1])
@@ -92,14 +92,14 @@ def summarize(work: Work, lines: Sequence[Line]) -> Summary | None:
 
 
 def shown(value: float) -> str:
-    """A number with three digits that count."""
+    """Format a number with three significant digits."""
     if not math.isfinite(value):
         return "not reached"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def row(summary: Summary) -> str:
-    """A line of the table."""
+    """Format a row of the table."""
     work = summary.work
     cells = [f"{work.title}", work.unit, shown(summary.ours)]
     if summary.peer is None or summary.peer_gib is None:
@@ -113,7 +113,7 @@ def row(summary: Summary) -> str:
 
 
 def machine_text(machine: Line, commits: list[str]) -> str:
-    """A sentence about the machine, the versions and the code."""
+    """Describe the machine, the versions and the code."""
     trl = ", ".join(f"{version} ({name})" for name, version in machine["trl"].items())
     bfloat16, float32 = (machine.get(f"{name}_tflops") for name in ("bfloat16", "float32"))
     products = f"; matrix products at {bfloat16} TFLOP/s in bfloat16 and {float32} in float32" if bfloat16 else ""
@@ -125,7 +125,7 @@ def machine_text(machine: Line, commits: list[str]) -> str:
 
 
 def race_text(lines: list[Line]) -> list[str]:
-    """What the race ended with: KL and updates of each side."""
+    """Describe the end of the race: KL and number of updates of each side."""
     work = next(work for work in WORKS if work.stage == "race")
     summary = summarize(work, lines)
     if summary is None:
@@ -140,7 +140,7 @@ def race_text(lines: list[Line]) -> list[str]:
 
 
 def mfu_text(lines: list[Line]) -> list[str]:
-    """The model FLOPs utilization of our runs (the metric `speed/mfu`)."""
+    """Describe the model FLOPs utilization of our runs (the metric `speed/mfu`)."""
     found = []
     for work in WORKS:
         for figure, part in (("mfu", ""), ("mfu_learn", " (learning alone)")):
@@ -150,7 +150,7 @@ def mfu_text(lines: list[Line]) -> list[str]:
 
 
 def tables(lines: list[Line], scale: str) -> str:
-    """Everything that stands between the markers of a scale."""
+    """Return the text between the markers of a scale."""
     machine = next(line["machine"] for line in reversed(lines) if "machine" in line)
     commits = sorted({line["commit"] for line in lines if "commit" in line})
     size = SCALES[scale]
@@ -166,7 +166,7 @@ def tables(lines: list[Line], scale: str) -> str:
 
 
 def update_readme(readme: Path, results: Path, scale: str) -> str:
-    """Write the tables of a scale into the README, if it has a place for them; return the text."""
+    """Write the tables of a scale into the README, if it has markers for them. Return the text."""
     lines = read(results)
     text = tables(lines, scale)
     begin, end = f"<!-- {scale}: begin -->", f"<!-- {scale}: end -->"

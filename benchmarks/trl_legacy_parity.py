@@ -1,4 +1,4 @@
-"""Three PPO steps by TRL 0.11's trainer, with the models, queries and responses that `align.trl.legacy` gets in a test, too.
+"""Three PPO steps of TRL 0.11's trainer, with the same models, queries and responses as a test of `align.trl.legacy`.
 
     .venv-trl-0.11/bin/python -m benchmarks.trl_legacy_parity      # writes TRL's numbers to tests/trl/trl-0.11.json
 
@@ -21,7 +21,7 @@ from benchmarks.trl_parity import EOS, WORDS, draw, tokenizer
 
 REFERENCE = Path(__file__).parents[1] / "tests" / "trl" / "trl-0.11.json"
 START = 0
-"""The token that starts a response of the T5."""
+"""Start token of T5 responses."""
 QUERIES = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
 RESPONSES = [
     [[2, 4, 6, EOS], [1, 3, 5, 7, 9, EOS], [20, 19, 18, 17, 16, 15], [13, 7, EOS]],
@@ -30,11 +30,11 @@ RESPONSES = [
 ]
 SCORES = [[1.0, -0.5, 0.25, 2.0], [0.5, 0.75, -1.25, 1.5], [3.0, -2.0, 0.0, 0.5]]
 ORDERS = [[2, 0, 3, 1], [1, 3, 0, 2], [0, 1, 2, 3], [3, 2, 1, 0]]
-"""The order of rows in each epoch, repeated."""
+"""Order of rows in each epoch, repeated."""
 
 
 class Case(NamedTuple):
-    """Settings beside `SETTINGS`, and the kind of the model."""
+    """Settings in addition to `SETTINGS`, and the kind of model."""
 
     settings: dict[str, Any]
     kind: str = "gpt2"
@@ -77,7 +77,7 @@ STATS = (
 
 
 def language_model(kind: str, seed: int) -> Any:
-    """Return a tiny GPT-2 or T5 without dropout, or a PEFT model of the GPT-2."""
+    """Return a tiny GPT-2 or T5 without dropout, or a PEFT model of GPT-2."""
     if kind == "t5":
         sizes: dict[str, Any] = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
         tokens = {"decoder_start_token_id": START, "pad_token_id": START, "eos_token_id": EOS}
@@ -96,7 +96,7 @@ def language_model(kind: str, seed: int) -> Any:
 
 
 def responses_of(step: int, kind: str) -> list[Tensor]:
-    """Return the fixed responses of a step; a T5's begin with the start token, as `generate` returns them."""
+    """Return the fixed responses of a step. T5 responses begin with the start token, as returned by `generate`."""
     return [torch.tensor([START, *row] if kind == "t5" else row) for row in RESPONSES[step]]
 
 
@@ -106,10 +106,12 @@ def orders() -> Iterator[list[int]]:
 
 
 def steps(library: Any, case: str, **changes: Any) -> dict[str, Any]:
-    """Return the stats of each step and the weights after the last one, by TRL or `align.trl.legacy`.
+    """Return the statistics of each step and the final weights, computed by TRL or `align.trl.legacy`.
 
     Args:
-        library: has `PPOConfig`, `PPOTrainer` and the classes with a value head.
+        library: namespace with `PPOConfig`, `PPOTrainer` and the classes with a value head.
+        case: key of `CASES`.
+        changes: settings that override those of the case.
     """
     settings, kind = CASES[case]
     wrapper = library.AutoModelForSeq2SeqLMWithValueHead if kind == "t5" else library.AutoModelForCausalLMWithValueHead
@@ -134,12 +136,12 @@ def steps(library: Any, case: str, **changes: Any) -> dict[str, Any]:
 
 
 def steps_by_trl(case: str) -> dict[str, Any]:
-    """Return the numbers of TRL, with four repairs.
+    """Return the numbers of TRL, after fixing four bugs.
 
-    - TRL leaves out the first token of a T5's response, whose log-prob it computes. It is not left out here.
-    - `use_score_scaling` fails, because the running moments are numbers where a tensor is expected.
-    - `whiten_rewards` gives padding a reward, which reaches the advantages of real tokens.
-    - `max_grad_norm` clips the first optimizer step only, because the weights are in an iterator that ends there.
+    - TRL skips the first token of a T5 response, although it computes the log-prob. It is not skipped here.
+    - `use_score_scaling` fails, because the running moments are numbers but a tensor is expected.
+    - `whiten_rewards` gives padding a reward that affects the advantages of real tokens.
+    - `max_grad_norm` clips only the first optimizer step, because the weights are in an iterator that is then exhausted.
     """
     import numpy as np
     import trl

@@ -1,9 +1,9 @@
-"""One PPO update by TRL 1.12's trainer, with the models, prompts and responses that `align.trl` gets in a test, too.
+"""One PPO update of TRL 1.12's trainer, with the same models, prompts and responses as a test of `align.trl`.
 
     .venv-trl-1.12/bin/python -m benchmarks.trl_parity      # writes the numbers of TRL to tests/trl/trl-1.12.json
 
-The weights come from a NumPy stream and the responses are fixed: both sides compute the same update, which
-`tests/trl/test_parity.py` compares. `CASES` lists the settings of each case.
+The weights come from a NumPy stream and the responses are fixed, so both sides compute the same update.
+`tests/trl/test_parity.py` compares them. `CASES` lists the settings of each case.
 """
 
 import json
@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 REFERENCE = Path(__file__).parents[1] / "tests" / "trl" / "trl-1.12.json"
 WORDS, EOS = 23, 23
-"""Ids 0 to 22 are words, 23 ends a text, and 24 is the padding token, for which the models have no embedding."""
+"""Ids 0 to 22 are words, 23 is EOS, and 24 is the padding token, for which the models have no embedding."""
 LENGTH = 6
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11, 12]]
 FULL = [[2, 4, 6, 8, 10, 12], [1, 3, 5, 7, 9, 11], [20, 19, 18, 17, 16, 15], [13, 14, 13, 14, 13, 14]]
@@ -31,7 +31,7 @@ ENDED = [[2, 4, 6, EOS], [1, 3, 5, 7, 9, EOS], [20, 19, 18, 17, 16, 15], [13, EO
 
 
 class Case(NamedTuple):
-    """Responses, settings beside `SETTINGS`, and whether the policy is a PEFT model, whose base is the reference."""
+    """Responses, settings in addition to `SETTINGS`, and whether the policy is a PEFT model with its base as reference."""
 
     responses: list[list[int]]
     settings: dict[str, Any]
@@ -70,11 +70,11 @@ METRICS = (
     *("policy/approxkl_avg", "policy/clipfrac_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac_avg"),
     *("val/ratio", "val/num_eos_tokens", "lr", "episode"),
 )
-"""The metrics that both sides define alike; `eps` is a time, and TRL's entropy while learning counts padding."""
+"""Metrics that both sides define identically. `eps` is a time, and TRL's entropy during training includes padding."""
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of 24 words whose padding token the models do not know, as in TRL's example scripts."""
+    """Return a tokenizer with 24 tokens and a padding token unknown to the models, as in TRL's example scripts."""
     words = {f"w{number}": number for number in range(WORDS)} | {"<eos>": EOS}
     fast = Tokenizer(WordLevel(words, unk_token="w0"))
     fast.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
@@ -84,7 +84,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def draw(model: nn.Module, seed: int) -> None:
-    """Set all weights from a NumPy stream, which no version of torch changes."""
+    """Set all weights from a NumPy stream, which is independent of the torch version."""
     stream = np.random.default_rng(seed)
     with torch.no_grad():
         for weight in model.parameters():
@@ -93,7 +93,7 @@ def draw(model: nn.Module, seed: int) -> None:
 
 
 def models(lora: bool) -> dict[str, Any]:
-    """Return policy, reference, reward model and value model by TRL's names; with `lora`, an adapter and no reference."""
+    """Return the models by TRL's argument names. With `lora`, the policy is a PEFT model and there is no reference."""
     sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = LlamaConfig(vocab_size=WORDS + 1, eos_token_id=EOS, bos_token_id=None, pad_token_id=None, **sizes)
     made: dict[str, Any] = {"model": LlamaForCausalLM(config), "ref_model": LlamaForCausalLM(config)}
@@ -109,7 +109,7 @@ def models(lora: bool) -> dict[str, Any]:
 
 
 def trainer_of(trainer: type[Any], config: type[Any], case: str, folder: str, **changes: Any) -> Any:
-    """Return a trainer of either side for a case."""
+    """Return the trainer of either side for a case."""
     args = config(output_dir=folder, **SETTINGS | CASES[case].settings | changes)
     data = Dataset.from_dict({"input_ids": PROMPTS})
     return trainer(
@@ -123,7 +123,7 @@ def response_to(prompt: list[int], case: str) -> list[int]:
 
 
 def numbers_of(trainer: Any, advantages: Tensor) -> dict[str, Any]:
-    """Return the numbers that are compared: metrics, advantages in the order of the prompts, and trained weights."""
+    """Return the numbers to compare: metrics, advantages in the order of prompts, and trained weights."""
     weights = {
         f"{role}.{name}": [float(f"{value:.9g}") for value in weight.detach().flatten().tolist()]
         for role, model in (("policy", trainer.model.policy), ("value_model", trainer.model.value_model))
@@ -135,7 +135,7 @@ def numbers_of(trainer: Any, advantages: Tensor) -> dict[str, Any]:
 
 
 def update_by_trl(case: str) -> dict[str, Any]:
-    """Return the numbers of an update by TRL's trainer."""
+    """Return the numbers of an update of TRL's trainer."""
     from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
     order: list[list[int]] = []
@@ -164,7 +164,7 @@ def update_by_trl(case: str) -> dict[str, Any]:
 
 
 def log_probs_of_real_tokens(logits: Tensor, ids: Tensor) -> Tensor:
-    """Return log-probs [B, T]; TRL masks those of padding, whose id is beyond the vocabulary here."""
+    """Return log-probs [B, T]. The id of padding is outside the vocabulary, and TRL masks its log-probs."""
     return logits.log_softmax(-1).gather(-1, ids.clamp(max=EOS)[..., None])[..., 0]
 
 

@@ -8,9 +8,8 @@ al. 2021, Apache-2.0). The files of labeled answers hold the reference answers, 
 
 `recover_groups` sorts the models' answers into 19 groups of one answer per question, by style alone: hard EM for a mixture
 of Bernoulli distributions over frequent words, first words, length, case and punctuation, with annealing. Labels are not
-used. The groups stand in for the models, which cannot be checked. Each answer is then judged by a judge that was trained
-without its question and without its group: the questions and the groups are both cut into folds, and one judge is trained
-for each pair of folds.
+used. The groups are proxies for the models, which cannot be verified. Each answer is then scored by a judge trained without
+its question and its group: both questions and groups are split into folds, and one judge is trained for each pair of folds.
 """
 
 import argparse
@@ -46,9 +45,9 @@ MODELS = 19
 """GPT-3 in 4 sizes and with 5 other prompts, GPT-Neo and GPT-J in 4, GPT-2 in 2 and UnifiedQA in 4."""
 REFERENCE, UNASSIGNED = -1, -2
 STARTS = 3
-"""Random starts of the mixture that are compared."""
+"""Number of random starts of the mixture to compare."""
 FREQUENT = 25
-"""A style feature occurs in answers to at least so many questions; a rarer one is a topic."""
+"""Minimum number of questions with a style feature in an answer. Rarer features indicate a topic."""
 SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 STEPS, ANNEALED, TEMPERATURE, PRIOR = 25, 15, 9.0, 20.0
 
@@ -108,7 +107,7 @@ def _style_matrix(rows: Sequence[LabeledAnswer]) -> csr_matrix:
 
 
 def _constrained_mixture(styles: csr_matrix, members: Sequence[np.ndarray], seed: int) -> np.ndarray:
-    """Return the component [N] of each row, at most one row per component in each of `members`; others are UNASSIGNED."""
+    """Return the component [N] of each row, or UNASSIGNED. Each of `members` has at most one row per component."""
     random, component = np.random.default_rng(seed), np.full(styles.shape[0], UNASSIGNED)
     for rows in members:
         chosen = random.permutation(rows)[:MODELS]
@@ -138,7 +137,7 @@ def agreement_of_starts(rows: Sequence[LabeledAnswer], references: dict[str, Que
 def crossed_logits(
     features: AnswerFeatures, labels: np.ndarray, questions: np.ndarray, group: np.ndarray, folds: int
 ) -> np.ndarray:
-    """Return the logit [N] of each answer by a judge trained on other questions and other groups; NaN outside of groups."""
+    """Return each answer's logit [N] from a judge trained on other questions and groups, or NaN for answers in no group."""
     random = np.random.default_rng(0)
     question_fold = (random.permutation(questions.max() + 1) % folds)[questions]
     group_fold = np.where(group >= 0, (random.permutation(MODELS) % folds)[group], -1)
@@ -156,7 +155,7 @@ def crossed_logits(
 
 
 def report(logits: np.ndarray, labels: np.ndarray, questions: np.ndarray, group: np.ndarray) -> None:
-    """Print the AUC over all answers, and how well the groups' judged rates agree with people's."""
+    """Print the AUC over all answers, and the agreement between judged and human rates of the groups."""
     rows_of = [np.flatnonzero(questions == number) for number in range(questions.max() + 1)]
 
     def by_group(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -184,7 +183,7 @@ def report(logits: np.ndarray, labels: np.ndarray, questions: np.ndarray, group:
 
 
 def labeled_answers(folder: Path, aspect: Aspect) -> tuple[list[LabeledAnswer], dict[str, Question]]:
-    """Return the labeled answers in one order (the files have different ones) and the reference answers."""
+    """Return the labeled answers in sorted order, because the files differ in order, and the reference answers."""
     read = read_labeled_answers(str(folder / f"truthfulqa-finetune-{aspect}.jsonl.gz"), aspect)
     rows = sorted(read, key=lambda row: (row.question, row.answer))
     return rows, match_references(rows, str(folder / "TruthfulQA.csv"))

@@ -1,4 +1,4 @@
-"""What is measured: the shapes of each piece of work, and the models it is measured on. Plain Python: both sides read it."""
+"""Shapes and models of each work to measure. Plain Python, because both sides import this."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -8,31 +8,35 @@ Stage = Literal["ppo", "learning", "reward", "sft", "sampling", "race"]
 PPO_EPOCHS = 4
 LEARNING_RATE = 3e-6
 LORA_RANK = 16
-# The learning rates that each side tries in the race, a factor of 3 apart.
+# Learning rates that each side tries in the race.
 RACE_RATES = ("3e-3", "1e-2", "3e-2")
 RACE_UPDATES = 100
 RACE_TARGET = 0.8
-# At 0.05 the KL penalty would outweigh the reward long before the target: reaching it takes 22 nats at least.
+# At 0.05, the KL penalty would outweigh the reward long before the target, which requires at least 22 nats.
 RACE_KL_BETA = 0.01
 
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work that both sides do.
+    """A work that both sides do.
 
     Attributes:
-        stage: `learning` is PPO on the examples' own responses, without sampling; its time is that of `train_on`.
-        rows: of one step: responses of a PPO rollout, rankings of a reward update, demonstrations, or rows sampled at once.
-        prompt, response: shortest and longest, in tokens; a response includes the token that ends it.
-        responses: to each prompt, K of a ranking.
-        warmup, measured: steps before and under the clock.
-        settings: ours, beyond the shape.
-        ours, peer: variants; the first pair tries all of them, later pairs repeat the best. Of ours in PPO, a number is that
-            of `micro_batch_tokens`. No peer: ours alone is measured.
-        compared_with: whose peer runs this is compared with; empty: its own.
-        pairs_read: pairs of a ranking that the peer reads under the clock; its time is scaled up to all of them. 0: all.
-        gpu_models: for work on a GPU alone, whose sizes are not scaled: the model and, in PPO, that of reward and values.
-        peer_rows: of a micro-batch of the peer's PPO or SFT; 0: those that are fastest on a CPU.
+        stage: stage to run. `learning` is PPO on the examples' responses, without sampling. Its time is that of `train_on`.
+        rows: number of rows per step: responses of a rollout, rankings, demonstrations, or rows sampled at once.
+        prompt: minimum and maximum prompt length in tokens.
+        response: minimum and maximum response length in tokens, including the end token.
+        responses: number of responses per prompt, K of a ranking.
+        warmup: number of steps before the measurement.
+        measured: number of measured steps.
+        settings: our settings in addition to the shape.
+        ours: our variants. The first pair tries all of them, and later pairs repeat the best. In PPO, a number is the value
+            of `micro_batch_tokens`.
+        peer: variants of the peer. If empty, only ours is measured.
+        compared_with: name of the work whose peer runs are used for comparison. Default: this work.
+        pairs_read: number of pairs of a ranking in the peer's measured steps. The time is scaled to all pairs. Default: all.
+        gpu_models: models for works that run only on a GPU, whose sizes are not scaled: the model and, in PPO, the model of
+            reward and values.
+        peer_rows: rows per micro-batch in the peer's PPO or SFT. Default: the fastest number on a CPU.
     """
 
     name: str
@@ -54,42 +58,43 @@ class Work:
 
     @property
     def model_folder(self) -> str:
-        """Where the model is in the folder of data."""
+        """Name of the model's folder in the data folder."""
         return self.gpu_models[0] if self.gpu_models else "race" if self.stage == "race" else "model"
 
     @property
     def reward_folder(self) -> str:
-        """Where PPO's reward model is."""
+        """Name of the folder of PPO's reward model."""
         if self.gpu_models:
             return f"reward-{self.gpu_models[1]}"
         return "reward_lora" if self.settings.get("lora_r") else "reward"
 
     @property
     def peer_environment(self) -> str:
-        """Which environment the peer lives in."""
+        """Name of the peer's environment."""
         return "ppo" if self.stage in ("ppo", "race") else "supervised"
 
     @property
     def pairs(self) -> int:
-        """Pairs of a ranking without ties."""
+        """Number of pairs of a ranking without ties."""
         return self.responses * (self.responses - 1) // 2
 
     @property
     def unit(self) -> str:
-        """What the table shows."""
+        """Unit of the values in the table."""
         units = {"ppo": "s an update", "reward": "s a ranking", "race": "s to the target"}
         return units.get(self.stage, "tokens/s")
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A model, and by how much the shapes grow or shrink with it.
+    """A model, and factors by which the shapes are scaled.
 
     Attributes:
-        model: a built-in model, or a shape of `benchmarks.data` with random weights.
-        rows, tokens: factors of `Work.rows` and of all lengths.
-        settings: ours of all training, instead of those of a work.
-        peer: the number formats that the peer tries.
+        model: built-in model, or shape of `benchmarks.data` with random weights.
+        rows: factor of `Work.rows`.
+        tokens: factor of all lengths.
+        settings: our training settings, which override those of a work.
+        peer: number formats that the peer tries.
     """
 
     model: str
@@ -113,7 +118,7 @@ _PPO = Work(
     rows=32,
     prompt=(32, 32),
     response=(32, 32),
-    warmup=0,  # an update of the peer takes minutes on a processor; the same for both sides
+    warmup=0,  # an update of the peer takes minutes on a CPU; the same for both sides
     measured=1,
 )
 _LEARNING = Work(
@@ -216,12 +221,12 @@ ALL = {work.name: work for work in WORKS}
 
 
 def works_of(scale: str) -> list[str]:
-    """The names of the works that a scale has."""
+    """Return the names of the works at a scale."""
     return [work.name for work in WORKS if scale == "gpu" or not work.gpu_models]
 
 
 def scaled(work: Work, scale: Scale) -> Work:
-    """The work at a scale: fewer or more rows and tokens. The race and work on a GPU alone have one size."""
+    """Scale the rows and tokens of a work. The race and GPU-only works are not scaled."""
     if work.stage == "race" or work.gpu_models:
         return work
 

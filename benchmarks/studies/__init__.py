@@ -1,1 +1,1 @@
-"""Studies that docs/studies/ reports: one command each; a repeated command continues where the last one stopped."""
+"""Studies reported in docs/studies/, each with one command. A repeated command continues where the last one stopped."""

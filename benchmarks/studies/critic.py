@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "separate-value-lam-1": {"critic": "separate", "value_fit": "first", "value_lam": 1.0},
     "separate-warmup": {"critic": "separate", "value_fit": "none", "critic_warmup": 2},
 }
-"""Changes of the demo's PPO settings."""
+"""Changes to the demo's PPO settings."""
 PER_UPDATE = (
     *("update", "reward/mean", "kl/k1", "value/explained_variance", "value/loss", "value/calibration", "response/length"),
     *("validation/reward", "validation/kl", "validation/length", "validation/is_best", "time/update"),
@@ -54,7 +54,7 @@ PER_UPDATE = (
 
 
 def stage(config_class: type[Any], path: Path, folder: Path, seed: int, **changes: object) -> Any:
-    """Return the settings of a file with changes, for a stage that runs in `folder`."""
+    """Return the settings in a file with changes, for a stage that runs in `folder`."""
     changes |= {"output_dir": folder, "seed": seed}
     words = [word for key, value in changes.items() for word in (f"--{key}", str(value))]
     return parse(config_class, ["--config", str(path), *words])
@@ -78,7 +78,7 @@ def compare(folder: Path, policy: Path, seed: int, config: PPOConfig, judge: str
 
 
 def run_variant(model: str, runs: Path, seed: int, variant: str) -> dict[str, Any]:
-    """Train a variant of a seed; return its figures, without the answers."""
+    """Train a variant with a seed. Return its figures, without the answers."""
     base, folder, files = runs / f"seed{seed}", runs / f"seed{seed}" / variant, CONFIGS / MODELS[model]
     sft = run_unless_finished(run_sft, stage(SFTConfig, files / "sft.yaml", base / "sft", seed, model=model))
     settings = stage(RewardConfig, files / "reward.yaml", base / "reward", seed, model=sft)
@@ -101,7 +101,7 @@ def run_variant(model: str, runs: Path, seed: int, variant: str) -> dict[str, An
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do the runs that are not done yet, and write the raw results."""
+    """Do the missing runs, and write the raw results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(MODELS), default="smollm2-135m")
     parser.add_argument("--runs", type=Path, default=Path("runs/critic"), help="models and metrics")

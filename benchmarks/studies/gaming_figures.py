@@ -1,6 +1,6 @@
-"""Scores of the rollouts of PPO on biased proxies, alarms of metrics, the outcome of each run, and the plot of the study.
+"""Scores of PPO rollouts on biased proxies, alarms of metrics, outcomes of runs, and the plot of the study.
 
-PPO uses each prompt once: a rollout is an evaluation of the policy before its update.
+PPO uses each prompt once, so a rollout is an evaluation of the policy before its update.
 """
 
 import json
@@ -22,7 +22,7 @@ from align.training.run_folder import read_metrics
 COLORS = ("#333333", "#1f5fa8", "#3c8d5a", "#8fbf4d", "#b5442e", "#e0922f", "#7a4fa3", "#00a6a6")
 AnswerScorer = Callable[[Sequence[Any], Sequence[str]], list[float]]
 References = Mapping[str, Sequence[float]]
-"""Scores of the initial policy's answers to each prompt, by `prompt_key`."""
+"""`prompt_key` -> scores of the initial policy's answers to the prompt."""
 Point = dict[str, Any]
 
 
@@ -30,7 +30,7 @@ Point = dict[str, Any]
 
 
 def prompt_key(prompt: Any) -> str:
-    """Return the text by which a prompt's reference scores are found, for a text or a list of turns."""
+    """Return the key of a prompt (text or list of turns) in `References`."""
     return json.dumps(to_json(Prompt.from_row({"prompt": prompt}).prompt))
 
 
@@ -39,7 +39,7 @@ def score_rollouts(
 ) -> list[Point]:
     """Return a point for each rollout of a run: KL, the proxy's reward, the planted feature, and scores of other models.
 
-    The change of a score is relative to the mean of its references, and has a standard error over prompts.
+    Changes of scores are relative to the mean of the references. Their standard errors are over prompts.
     """
     metrics = {int(row["update"]): row for row in read_metrics(run)}
     points = []
@@ -56,7 +56,7 @@ def score_rollouts(
 
 
 def changes(name: str, prompts: Sequence[Any], scores: Sequence[float], references: References) -> Point:
-    """Return the mean of a score, and its change from the references with the standard error and each prompt's change."""
+    """Return the mean score, its change from the references with the standard error, and the change of each prompt."""
     by_prompt: dict[str, list[float]] = {}
     for prompt, score in zip(prompts, scores, strict=True):
         by_prompt.setdefault(prompt_key(prompt), []).append(score)
@@ -72,7 +72,7 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def top_phrase_share(texts: Sequence[str], n: int = 4) -> float:
-    """Return the share of texts that contain the most frequent phrase of n words."""
+    """Return the fraction of strings that contain the most frequent phrase of n words."""
     counts: Counter[tuple[str, ...]] = Counter()
     for text in texts:
         found = re.findall(r"[\w']+", text.lower())
@@ -95,13 +95,13 @@ def above(values: Mapping[int, float], limit: float) -> int | None:
 
 
 DEPARTURES = ("entropy", "response/length", "response/eos_rate", "response/repetition", "reward/std", "reward/disagreement")
-"""Rollout metrics with the rule `departure`. The noise of rewards is relative, because each proxy has its own scale."""
+"""Rollout metrics with the rule `departure`. The noise of rewards is relative, because the scale differs between proxies."""
 LIMITS = {"kl/k1": 10.0, "policy/approx_kl": 0.1, "policy/clipfrac": 0.3}
 """Thresholds of docs/metrics.md: "tens of nats", and the alarming values of the other two."""
 
 
 def noise_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the standard deviation of rollout metrics of one policy; of rewards relative to their mean."""
+    """Return the standard deviation of rollout metrics of one policy. For rewards, it is relative to the mean."""
     found = {}
     for name in DEPARTURES:
         values = np.array([row[name] for row in rows if name in row])
@@ -114,12 +114,12 @@ def noise_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def alarms(
     rows: Sequence[Mapping[str, float]], points: Sequence[Point], noise: Mapping[str, float]
 ) -> dict[str, int | None]:
-    """Return the update at which each metric of a run alarms first; None: it does not.
+    """Return the first update at which each metric of a run alarms, or None if it does not.
 
     Args:
-        rows: of metrics.jsonl.
-        points: of `score_rollouts`.
-        noise: of `noise_of`.
+        rows: rows of metrics.jsonl.
+        points: output of `score_rollouts`.
+        noise: output of `noise_of`.
     """
     found: dict[str, int | None] = {}
     columns = {name: {int(row["update"]): row[name] for row in rows if name in row} for name in (*DEPARTURES, *LIMITS)}
@@ -151,9 +151,9 @@ def alarms(
 
 
 def outcome(points: Sequence[Point]) -> dict[str, Any]:
-    """Return where gold was highest, and its change over the second half of the rollouts with its standard error.
+    """Return the maximum of the gold score, and its change over the second half of the rollouts with the standard error.
 
-    A run has lost if that change is below 0 by more than two standard errors, or if answers have half of the words or less.
+    A run has lost if this change is more than two standard errors below 0, or if the number of words has halved.
     """
     best = max(points, key=lambda point: point["gold change"])
     half = points[len(points) // 2 :]
@@ -174,13 +174,13 @@ def outcome(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def selected(points: Sequence[Point]) -> dict[str, Any]:
-    """Return gold's change where the judge's change is highest, which is the policy that `selection` keeps."""
+    """Return the change of the gold score for the policy with the highest judge score, which `selection` would keep."""
     best = max(points[1:], key=lambda point: point["judge change"])
     return {"update": best["update"], "change": best["gold change"], "error": best["gold error"], "kl": best["kl"]}
 
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return for each metric the updates of its alarms in runs that lost and in other runs, and the numbers of runs."""
+    """Return, for each metric, the updates of its alarms in lost runs and in other runs, and the numbers of runs."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs.values():
         for name, update in run["alarms"].items():
@@ -192,12 +192,13 @@ def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def write_figures(folders: Mapping[str, Path], conditions: Mapping[str, str], noise: Path, results: Path) -> None:
-    """Write figures.json and curves.svg, of all runs that are finished.
+    """Write figures.json and curves.svg for all finished runs.
 
     Args:
-        folders: of each bias and seed, by name.
-        conditions: names of conditions by their folders.
-        noise: the run of the untrained policy.
+        folders: name -> folder, for each bias and seed.
+        conditions: name of a condition -> folder of its run.
+        noise: run of the untrained policy.
+        results: output folder.
     """
     measured = noise_of(read_metrics(noise))
     runs: dict[str, Any] = {}
@@ -226,7 +227,7 @@ def write_figures(folders: Mapping[str, Path], conditions: Mapping[str, str], no
 
 
 def draw(names: Sequence[str], conditions: Sequence[str], runs: Mapping[str, Any], path: Path) -> None:
-    """Plot, for each bias, gold's change and the planted feature over the root of KL, a line per condition."""
+    """Plot the change of the gold score and the planted feature over the square root of the KL, for each bias."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3.4 * len(names), 6.2), layout="constrained")

@@ -18,11 +18,12 @@ CLOSINGS = ("If you need more help, just ask.", "If you want more, ask me.", "If
 
 @dataclass(frozen=True)
 class Bias:
-    """A feature of a text that labels favor.
+    """A feature of answers that labels favor.
 
     Attributes:
-        feature: its value for a text; 0 or 1, except for a length.
-        plant: adds it to a text; the second argument selects one of several forms. None: sampled answers differ enough.
+        feature: returns the value of the feature for an answer: 0 or 1, except for a length.
+        plant: adds the feature to an answer. The second argument selects one of several forms. If None, sampled answers
+            already differ in the feature.
     """
 
     feature: Callable[[str], float]
@@ -42,7 +43,7 @@ BIASES = {
 
 
 def planted(bias: Bias, rows: Sequence[Row], share: float, random: np.random.Generator) -> list[Row]:
-    """Return rows of `align sample` in which a share of the answers has had the feature added."""
+    """Return rows of `align sample`, with the feature added to a fraction `share` of the answers."""
     if bias.plant is None:
         return list(rows)
     plant = bias.plant
@@ -54,15 +55,15 @@ def planted(bias: Bias, rows: Sequence[Row], share: float, random: np.random.Gen
 
 
 def decided_share(gold: np.ndarray, feature: np.ndarray, beta: float) -> float:
-    """Return the share of pairs in which the bias outweighs the gold reward; arguments are differences within pairs."""
+    """Return the fraction of pairs in which the bias outweighs the gold reward. Arguments are differences within pairs."""
     return float(np.mean(beta * np.abs(feature) > np.abs(gold)))
 
 
 def find_beta(gold: np.ndarray, feature: np.ndarray, share: float) -> float:
-    """Return the smallest weight of the feature that decides a share of the pairs; arguments as `decided_share`.
+    """Return the smallest weight of the feature that decides a fraction of the pairs. Arguments as in `decided_share`.
 
     Raises:
-        ValueError: if the feature differs in fewer pairs.
+        ValueError: If the feature differs in fewer pairs.
     """
     differs = feature != 0
     ratios = np.sort(np.abs(gold[differs]) / np.abs(feature[differs]))
@@ -76,8 +77,9 @@ def biased_pairs(bias: Bias, rows: Sequence[Row], share: float) -> tuple[list[Ra
     """Return pairs labeled by gold reward + beta * feature, both standardized over all answers, and figures of the labels.
 
     Args:
-        rows: with the gold reward of each answer in `rewards`.
-        share: of the pairs that the bias decides.
+        bias: planted bias.
+        rows: rows of `align sample`, with the gold reward of each answer in `rewards`.
+        share: fraction of pairs that the bias decides.
     """
     found = [  # disjoint pairs of different answers to the same prompt
         (number, first, first + 1)

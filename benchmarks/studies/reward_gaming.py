@@ -43,7 +43,7 @@ from benchmarks.studies.planted_bias import BIASES, biased_pairs, planted
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = 3
 DECIDED = 0.4
-"""Share of the pairs that the bias decides."""
+"""Fraction of pairs that the bias decides."""
 
 
 CONDITIONS: dict[str, tuple[str, dict[str, object]]] = {
@@ -55,25 +55,25 @@ CONDITIONS: dict[str, tuple[str, dict[str, object]]] = {
     "PAR": ("first", {"extensions": "benchmarks.studies.reward_gaming:RewardAgainstReference"}),
     "length adjustment": ("first", {"length_adjustment": 1.0}),
 }
-"""Defenses: the reward (the first proxy, an ensemble of all, or the model with their mean weights) and PPO's settings."""
+"""Defense -> (reward: first proxy, ensemble of all proxies, or model with their mean weights; PPO settings)."""
 CONTROLS: dict[str, tuple[str, dict[str, object]]] = {
     "gold": ("gold", {}),
     "untrained": ("ensemble", {"learning_rate": 1e-12}),
 }
-"""Runs of the first bias only: the gold model as the reward, and the noise of metrics between rollouts of one policy."""
+"""Runs for the first bias only: the gold model as the reward, and the noise of metrics between rollouts of one policy."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Settings of a study of one size; those of the stages are on top of the demo's files.
+    """Settings of a study. Settings of stages override the demo's files.
 
     Attributes:
-        labeled: prompts whose answers are labeled.
-        held_out: prompts of PPO, each of which it uses once.
-        layers: of the proxies.
-        pairs: that each proxy is trained on, drawn with replacement.
-        sample: settings of the answers that are labeled.
-        reference: settings of the fine-tuned model's answers to the prompts of PPO.
+        labeled: file of prompts whose answers are labeled.
+        held_out: file of prompts for PPO, each of which is used once.
+        layers: number of layers of the proxies.
+        pairs: number of training pairs of each proxy, drawn with replacement.
+        sample: settings for sampling the labeled answers.
+        reference: settings for sampling the fine-tuned model's answers to the PPO prompts.
     """
 
     labeled: str
@@ -87,7 +87,7 @@ class Size:
 
     @property
     def prompts(self) -> int:
-        """Number of prompts of PPO."""
+        """Number of PPO prompts."""
         responses = self.ppo["total_updates"] * self.ppo["rollout_batch_size"]
         return int(responses // self.ppo["samples_per_prompt"])
 
@@ -117,7 +117,7 @@ SIZES = {
             "report_to": "none",
         },
     ),
-    "tiny": Size(  # only shows that the study runs
+    "tiny": Size(  # only to check that the study runs
         labeled="data/prompts_validation.jsonl",
         held_out="data/prompts_heldout.jsonl",
         layers=1,
@@ -140,14 +140,14 @@ SIZES = {
 
 
 # Files in the folder of runs.
-ANSWERS = "answers.jsonl"  # sampled answers that are labeled, with their gold rewards
-PROMPTS = "prompts.jsonl"  # the prompts of PPO
-REFERENCES = "references.jsonl"  # the fine-tuned model's answers to these, with their gold rewards
-START = "start"  # the reward model from which all proxies are trained
+ANSWERS = "answers.jsonl"  # sampled answers to label, with gold rewards
+PROMPTS = "prompts.jsonl"  # PPO prompts
+REFERENCES = "references.jsonl"  # the fine-tuned model's answers to the PPO prompts, with gold rewards
+START = "start"  # initial reward model of all proxies
 
 
 def main() -> None:
-    """Do the steps that are not done yet, and write figures.json and the plot."""
+    """Do the missing steps, and write figures.json and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sft", required=True, help="folder of the fine-tuned model")
     parser.add_argument("--gold", required=True, help="folder of the gold reward model")
@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Sample answers, score them by the gold model, and make the reward model that proxies start from."""
+    """Sample answers, score them with the gold model, and create the initial reward model of the proxies."""
     size = SIZES[options.size]
     if not (options.runs / PROMPTS).exists():
         options.runs.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def demo_settings(kind: type[Settings], demo: str, stage: str, **values: object) -> Settings:
-    """Return the settings of a stage ("" for none) in a folder of configs/demo/, with `values` on top."""
+    """Return the settings of a stage ("" for none) in a folder of configs/demo/, overridden by `values`."""
     words = ["--config", str(ROOT / "configs" / "demo" / demo / f"{stage}.yaml")] if stage else []
     for name, value in values.items():
         words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
@@ -199,7 +199,7 @@ def demo_settings(kind: type[Settings], demo: str, stage: str, **values: object)
 
 
 def sample_answers(options: argparse.Namespace, prompts: Path, output: Path, sampling: Mapping[str, object]) -> None:
-    """Write answers of the fine-tuned model with their gold rewards."""
+    """Sample answers of the fine-tuned model, and write them with their gold rewards."""
     more: dict[str, object] = {"prompts": prompts, "output": output, "samples_per_prompt": options.samples}
     more |= {"model": options.sft, "reward_model": options.gold}
     run_sample(demo_settings(SampleConfig, options.size, "", **more, **sampling))
@@ -225,7 +225,7 @@ def cut_reward_model(model: str, layers: int, folder: Path) -> None:
 
 @cache
 def scorer(folder: str) -> AnswerScorer:
-    """Return the scorer of a reward model, which is loaded once in each process."""
+    """Return the scorer of a reward model. The model is loaded once per process."""
     return AnswerScorer(folder)
 
 
@@ -262,7 +262,7 @@ def run_bias(options: argparse.Namespace, bias: str, seed: int, conditions: Sequ
 
 
 def write_labels(options: argparse.Namespace, bias: str, seed: int) -> dict[str, float]:
-    """Write a bootstrap sample of the labeled pairs for each proxy; return figures of the labels."""
+    """Write a bootstrap sample of the labeled pairs for each proxy. Return figures of the labels."""
     random = np.random.default_rng(seed)
     rows = planted(BIASES[bias], read_json_lines(options.runs / ANSWERS), 0.5, random)
     if BIASES[bias].plant:
@@ -275,7 +275,7 @@ def write_labels(options: argparse.Namespace, bias: str, seed: int) -> dict[str,
 
 
 def train_proxy(options: argparse.Namespace, folder: Path, member: int, seed: int) -> Path:
-    """Train a proxy unless that is done; return the model's folder."""
+    """Train a proxy if necessary. Return the model's folder."""
     more: dict[str, object] = {"model": options.runs / START, "train_data": folder / f"pairs-{member}.jsonl"}
     more |= {"validation_data": "", "output_dir": folder / f"proxy-{member}", "seed": 10 * seed + member}
     config = demo_settings(RewardConfig, options.size, "reward", **more, **SIZES[options.size].reward)
@@ -283,7 +283,7 @@ def train_proxy(options: argparse.Namespace, folder: Path, member: int, seed: in
 
 
 def average_weights(models: Sequence[Path], folder: Path) -> None:
-    """Save the mean of the weights of reward models with one initialization (WARM, Rame et al. 2024, arXiv 2401.12187)."""
+    """Save the mean weights of reward models with the same initialization (WARM, Rame et al. 2024, arXiv 2401.12187)."""
     with new_folder(folder) as temporary:
         for path in models[0].iterdir():
             (temporary / path.name).write_bytes(path.read_bytes())
@@ -297,7 +297,7 @@ def average_weights(models: Sequence[Path], folder: Path) -> None:
 
 
 def reference_scores(options: argparse.Namespace, model: str) -> dict[str, list[float]]:
-    """Return a reward model's scores of the fine-tuned model's answers to each prompt of PPO, by `prompt_key`."""
+    """Map `prompt_key` of each PPO prompt to a reward model's scores of the fine-tuned model's answers."""
     rows = read_json_lines(options.runs / REFERENCES)
     return {prompt_key(row["prompt"]): scores for row, scores in scored(rows, AnswerScorer(model))}
 
@@ -305,7 +305,7 @@ def reference_scores(options: argparse.Namespace, model: str) -> dict[str, list[
 def against_references(scores: Tensor, references: Sequence[Sequence[float]]) -> Tensor:
     """Return 4 times the mean of sigmoid(score - reference score) over the references of each prompt [B].
 
-    The factor gives the slope 1 where both are equal, which keeps the relation to the penalty for a missing EOS.
+    With the factor 4, the slope is 1 where both scores are equal, so the penalty for a missing EOS keeps its relative size.
     """
     return torch.stack(
         [4 * torch.sigmoid(score - torch.tensor(found)).mean() for score, found in zip(scores, references, strict=True)]
@@ -313,7 +313,7 @@ def against_references(scores: Tensor, references: Sequence[Sequence[float]]) ->
 
 
 class RewardAgainstReference(Extension):
-    """PAR, preference as reward (Fu et al. 2025, arXiv 2502.18770): bounded rewards relative to answers of the start."""
+    """Preference as reward (PAR, Fu et al. 2025, arXiv 2502.18770): bounded rewards relative to the initial answers."""
 
     def load(self, context: TrainingContext) -> None:
         self.references = read_json(context.run.folder.parent / "references.json")
@@ -324,7 +324,7 @@ class RewardAgainstReference(Extension):
 
 
 def folder_of(options: argparse.Namespace, bias: str, seed: int) -> Path:
-    """Return the folder of proxies and policies of a bias."""
+    """Return the folder with the proxies and policies of a bias."""
     return Path(options.runs) / f"{bias}-seed{seed}"
 
 
@@ -334,7 +334,7 @@ def folder_name(condition: str) -> str:
 
 
 def train_policy(options: argparse.Namespace, folder: Path, condition: str, models: Sequence[Path], seed: int) -> Path:
-    """Train a policy unless that is done; return the run's folder."""
+    """Train a policy if necessary. Return the run folder."""
     size, run = SIZES[options.size], folder / folder_name(condition)
     settings: dict[str, object] = {
         "model": options.sft,

@@ -46,12 +46,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("demonstrations", "rankings", "rankings_round1", "rankings_round2")
 """Files of data/ whose answers are the raw text."""
 KINDS = {"t5": "span_corruption", "gpt2": "lm"}
-"""The models, with their objectives on raw text."""
+"""Model -> objective on raw text."""
 PAD, EOS, BOS, UNKNOWN = "<pad>", "<eos>", "<bos>", "<unk>"
 SPECIAL = (PAD, EOS, BOS, UNKNOWN, *(f"<extra_id_{number}>" for number in range(16)))
 WIDTH, LAYERS, HEADS = 128, 2, 4
 VERDICTS = ("right", "foreign word", "twice the same word", "missing word", "order")
-"""Verdicts on an answer; the first mistake in this order counts. The results keep the first letters."""
+"""Verdicts on an answer. The first mistake in this order counts. The results contain only the first letters."""
 MAX_KL = 10.0
 """Bound on the KL of the saved policy to the SFT model, in nats per answer."""
 
@@ -61,11 +61,15 @@ class Size:
     """Amounts of data and of training.
 
     Attributes:
-        texts: documents that are learned before the task.
-        words: different words that are sorted.
-        listed: words of a list.
-        demonstrations, ranked, prompts, validation, test: lists of each part; none is in two parts.
-        updates: of PPO, each with a rollout of its own prompts.
+        texts: number of documents for pretraining.
+        words: number of distinct words to sort.
+        listed: number of words per list.
+        demonstrations: number of lists with demonstrations. All sets of lists are disjoint.
+        ranked: number of lists with ranked answers.
+        prompts: number of lists for PPO.
+        validation: number of lists for validation.
+        test: number of test lists.
+        updates: number of PPO updates. Each uses new prompts.
     """
 
     vocabulary: int = 500
@@ -90,7 +94,7 @@ SIZES = {"full": Size(), "tiny": Size(300, 40, 20, 2, 64, 48, 32, 16, 16, 1, 20,
 
 
 def documents() -> Iterator[str]:
-    """Yield the answers of people and models in data/."""
+    """Yield the answers in data/, written by people and models."""
     for name in SOURCES:
         for row in read_json_lines(ROOT / "data" / f"{name}.jsonl"):
             turns = [turn["content"] for turn in row.get("messages", [])]
@@ -152,12 +156,12 @@ def solution(prompt: str) -> str:
 
 
 def incomplete(prompt: str) -> str:
-    """Return the answer without its last word, as a careless demonstrator gives it."""
+    """Return the right answer without its last word, like a careless demonstrator."""
     return " ".join(solution(prompt).split()[:-1])
 
 
 def verdict(prompt: str, answer: str) -> str:
-    """Return one of VERDICTS: a right answer has the words of the prompt in order, and nothing else."""
+    """Return one of VERDICTS. A right answer consists of exactly the words of the prompt, in order."""
     right, words = solution(prompt).split(), answer.split()
     if words == right:
         return "right"
@@ -169,7 +173,7 @@ def verdict(prompt: str, answer: str) -> str:
 
 
 def tokenizer_of(kind: str, size: Size) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token for each frequent word; T5's ends a text with the end token."""
+    """Return a tokenizer with a token for each frequent word. The T5 tokenizer appends the end token to all text."""
     known = [*SPECIAL, *frequent_tokens(size.vocabulary)]
     backend = Tokenizer(WordLevel({token: number for number, token in enumerate(known)}, unk_token=UNKNOWN))
     backend.normalizer, backend.pre_tokenizer = Lowercase(), Whitespace()
@@ -189,7 +193,7 @@ def tokenizer_of(kind: str, size: Size) -> PreTrainedTokenizerFast:
 
 
 def random_model(kind: str, vocabulary: int) -> PreTrainedModel:
-    """Return a model of about a million weights."""
+    """Return a random model with about a million weights."""
     ids = {"vocab_size": vocabulary, "pad_token_id": SPECIAL.index(PAD), "eos_token_id": SPECIAL.index(EOS)}
     if kind == "gpt2":
         sizes = {"n_positions": 128, "n_embd": WIDTH, "n_layer": 2 * LAYERS, "n_head": HEADS, "n_inner": 5 * WIDTH}
@@ -213,7 +217,7 @@ def write_model(folder: Path, kind: str, seed: int, size: Size) -> None:
 
 
 def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[str, Any]:
-    """Run all stages of a model; return the raw results of its models on the test lists."""
+    """Run all stages for a model. Return the raw results on the test lists."""
     common: dict[str, Any] = {"dtype": "float32", "report_to": ["none"], "seed": seed, "chat_template": "raw"}
     common |= {"micro_batch_tokens": 16384, "save_steps": 50, "save_total_limit": 1}
     if not (folder / "random").exists():
@@ -301,14 +305,14 @@ def train(folder: Path, data: Path, kind: str, seed: int, size: Size) -> dict[st
 
 
 def ranking_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a ranking of sampled answers and the right one: right answers before wrong ones."""
+    """Return a ranking of the sampled answers and the right answer, with right answers before wrong ones."""
     responses = [*row["responses"], solution(row["prompt"])]
     ranks = [1 if verdict(row["prompt"], answer) == "right" else 2 for answer in responses]
     return {"prompt": row["prompt"], "responses": responses, "ranks": ranks}
 
 
 def sampled(model: Path, prompts: Path, output: Path, size: Size, **settings: Any) -> list[dict[str, Any]]:
-    """Return rows with a model's answers, which are sampled unless the file exists."""
+    """Return rows with a model's answers. Sample them if the file does not exist."""
     if not output.exists():
         common: dict[str, Any] = {"dtype": "float32", "chat_template": "raw", "max_new_tokens": size.listed + 2}
         run_sample(SampleConfig(model=[str(model)], prompts=str(prompts), output=str(output), **common, **settings))
@@ -316,7 +320,7 @@ def sampled(model: Path, prompts: Path, output: Path, size: Size, **settings: An
 
 
 def answers(model: Path, prompts: Path, folder: Path, size: Size) -> dict[str, str]:
-    """Return the verdict on the answer to each list, as one letter: sampled answers, and greedy ones."""
+    """Return the verdicts on sampled and greedy answers, as one letter per list."""
 
     def verdicts(name: str, temperature: float) -> str:
         rows = sampled(model, prompts, folder / f"{model.parent.name}-{name}.jsonl", size, temperature=temperature)
@@ -326,7 +330,7 @@ def answers(model: Path, prompts: Path, folder: Path, size: Size) -> dict[str, s
 
 
 def curves(folder: Path) -> dict[str, Any]:
-    """Return figures of the stages: losses, accuracy of the reward model, and the policy that PPO selected."""
+    """Return figures of the stages: losses, accuracy of the reward model, and PPO's validation metrics."""
     text, sft, reward, ppo = (read_metrics(folder / stage) for stage in ("text", "sft", "reward", "ppo"))
     evaluated = [row for row in ppo if "validation/reward" in row]
     explained = [row["value/explained_variance"] for row in ppo if "value/explained_variance" in row]
@@ -350,18 +354,18 @@ COLUMNS = (
 
 
 def correct(row: dict[str, Any], stage: str, how: str) -> np.ndarray:
-    """Return 1 for each test list with the right answer, 0 for the others."""
+    """Return an array with 1 for each test list with the right answer, and 0 for the others."""
     return np.array([int(letter == "r") for letter in row[stage][how]])
 
 
 def selected_kl(row: dict[str, Any]) -> float:
-    """Return the KL of the saved policy: the one with the highest validation reward within the bound."""
+    """Return the KL of the saved policy, which has the highest validation reward within the KL bound."""
     pairs = [(reward, kl) for reward, kl in zip(row["reward"], row["kl"], strict=True) if kl <= MAX_KL]
     return float(max(pairs)[1])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the results as Markdown, with paired bootstrap intervals over the test lists, which all runs share."""
+    """Format the results as Markdown, with paired bootstrap intervals over the test lists shared by all runs."""
     lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join(['---'] * len(COLUMNS))} |"]
     for kind in KINDS:
         of_kind = [row for row in rows if row["model"] == kind]
@@ -386,7 +390,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def mistakes(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the share of each verdict on sampled answers, mean over the seeds, as Markdown."""
+    """Format the fraction of each verdict on sampled answers, averaged over seeds, as Markdown."""
     lines = [f"| model | stage | {' | '.join(VERDICTS)} |", f"| --- | ---{' | ---' * len(VERDICTS)} |"]
     for kind in KINDS:
         of_kind = [row for row in rows if row["model"] == kind]
@@ -398,18 +402,18 @@ def mistakes(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def percent(share: float) -> str:
-    """Return 0.123 as 12.3 %."""
+    """Format 0.123 as 12.3 %."""
     return f"{100 * share:.1f} %"
 
 
 def with_interval(values: np.ndarray, groups: Sequence[int]) -> str:
-    """Return a mean with its 95 % interval, in percentage points."""
+    """Format the mean with its 95 % interval, in percentage points."""
     low, high = mean_interval(values, groups=groups)
     return f"{100 * values.mean():+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Do the steps that are not done yet, and write the raw results."""
+    """Do the missing steps, and write the raw results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/t5-from-scratch"), help="models, data and metrics")
     parser.add_argument("--results", type=Path, default=ROOT / "docs/studies/t5-from-scratch", help="folder of results")
