@@ -24,7 +24,7 @@ Example = TypeVar("Example")
 ApplyLimits = Callable[[list[int], list[int] | None], PromptResponse | None]
 """Applies the limits to a prompt and a response, see `_within_limits`. Returns None if the record is dropped."""
 NO_END_TOKEN, SCORED_AT_END = "no EOS is trained after them", "they are scored at EOS, like complete ones"
-"""What happens to responses that were cut at a limit."""
+"""How to handle responses that were truncated at a limit."""
 TIED = "with all responses tied: ties do not contribute to the loss"
 EQUAL = "have responses with identical token ids, which count as ties; rankings without other pairs are skipped"
 
@@ -41,11 +41,11 @@ def encode_records(
     """Read records and encode them as token ids.
 
     Args:
-        encode_one: yields a record's examples; it passes prompts and responses through the `ApplyLimits` it is given.
-        kept_end: tokens at the end of a response that truncation keeps, because its score is read there; 0: none.
+        encode_one: yields a record's examples. It passes prompts and responses through its `ApplyLimits` argument.
+        kept_end: number of tokens at the end of a response that truncation keeps, because the score is read there.
 
     Raises:
-        UserError: if a record exceeds the limits or the model's context, or if none is left.
+        UserError: if a record exceeds the limits or the model's context, or no records are left.
     """
     source, name = split_prefix(data)[0], kind_name(kind)
     source = source if isinstance(source, str) else f"{name}s in memory"
@@ -101,7 +101,7 @@ def _why_nothing_is_left(name: str, counts: OverlongCounts, refused: Sequence[st
 def _warn_of_tokens(
     source: str, records: str, spelled: Sequence[str], doubled: int, unknown: Sequence[str], tokenization: Tokenization
 ) -> None:
-    """Log tokenizer warnings about texts. `records` describes the records with their count; other arguments as in
+    """Log tokenizer warnings about the data. `records` describes the records with their count. For other arguments, see
     `encode_records`.
     """
     if spelled:
@@ -125,7 +125,7 @@ def _warn_of_tokens(
 
 
 def _spelled_token(record: Record, tokenization: Tokenization) -> str | None:
-    """Return a special token spelled out in a record's texts. Usually a chat template was already applied to them."""
+    """Return a special token spelled out in a record's text, usually because a chat template was already applied."""
     prompt = record.prompt if getattr(record, "ids", None) is None else ()
     texts = [turn["content"] for turn in (*prompt, *getattr(record, "continuation", ()))]
     return tokenization.chat.spelled_token([*texts, *getattr(record, "responses", ())])
@@ -144,8 +144,8 @@ def _encode_record(
     """Return a record's examples.
 
     Args:
-        unknown: receives `where` if the tokenizer does not know a character of the record.
-        over: receives the most tokens that exceed each limit, by its setting.
+        unknown: receives `where` if a character of the record is unknown to the tokenizer.
+        over: receives the maximum excess tokens for each limit, by setting.
     """
 
     def apply_limits(prompt: list[int], response: list[int] | None) -> PromptResponse | None:
@@ -174,7 +174,7 @@ def _within_limits(
     """Apply the limits to a prompt and a response. Truncation keeps the beginning of the prompt with its system turn.
 
     Args:
-        turns: those that `prompt` begins with; empty if the record holds token ids.
+        turns: conversation turns at the beginning of `prompt`; empty if the record holds token ids.
         kept_end: see `encode_records`.
     """
     before = tokenization.fixed_before
@@ -189,9 +189,9 @@ def _within_limits(
 
 
 def records_of(data: Data, kind: type[R], skip_bad_rows: bool) -> Iterator[R]:
-    """Yield the records of a file, or those in memory, without judgments that a lead's decision overruled.
+    """Yield records from a file or from memory, without judgments overruled by a lead's decision.
 
-    A record without an id gets the number of its row.
+    A record without an id gets its row number.
     """
     source, prefix = split_prefix(data)
     records: Sequence[R]
@@ -239,7 +239,7 @@ def _with_prefix(record: R, prefix: str) -> R:
 def encode_demonstrations(
     data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool
 ) -> list[EncodedDemonstration]:
-    """Encode the assistant turns of demonstrations as examples. Raises as `encode_records`."""
+    """Encode the assistant turns of demonstrations as examples. For errors, see `encode_records`."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedDemonstration]:
         for example in encode_demonstration(loaded.tokenization, record, loaded.backbone.causal):
@@ -260,17 +260,17 @@ def encode_rankings(
     soft_targets: bool = False,
     scored: bool = True,
 ) -> list[EncodedRanking]:
-    """Encode rankings whose prompt and responses are all within the limits. Raises as `encode_records`.
+    """Encode rankings whose prompt and responses are all within the limits. For errors, see `encode_records`.
 
-    Responses with equal token ids, which truncation may make of different texts, share the mean of their ranks. A ranking
-    that ties all responses is left out and counted.
+    Responses with equal token ids, for example after truncation, share the mean of their ranks. A ranking in which all
+    responses are tied is left out and counted.
 
     Args:
-        whole_turns: responses include the text that the template writes after them, as other libraries' reward models read
-            it.
-        soft_targets: keep a ranking of tied responses that has `preferences`, which give its pairs.
-        scored: for a reward model of this package, which reads its score at the end token: a response that was cut has one,
-            too. False for a language model, which must not learn to end there.
+        whole_turns: whether responses include the text that the template writes after them, as other libraries' reward
+            models expect.
+        soft_targets: whether to keep a ranking of tied responses that has `preferences`, which define its pairs.
+        scored: whether a truncated response gets an end token, at which this package's reward models read the score. False
+            for a language model, which must not learn to end there.
     """
     tied = equal = 0
     tokenization, at_end = loaded.tokenization, scored and not whole_turns

@@ -25,9 +25,9 @@ class Limits:
     """Maximum prompt and response lengths in tokens, and how to handle longer ones.
 
     Attributes:
-        overlong: `error` refuses; `drop` leaves out; `truncate` keeps a prompt's end with its start token and system turn,
-            and a response's beginning.
-        settings: the settings that hold the two limits, for messages.
+        overlong: `error` raises an error; `drop` leaves out; `truncate` keeps a prompt's end with its start token and
+            system turn, and a response's beginning.
+        settings: names of the settings of the two limits, for messages.
     """
 
     prompt: int
@@ -46,7 +46,7 @@ class Limits:
         """Truncate a prompt and a response to the limits, or return None if they are dropped.
 
         Args:
-            fixed: numbers of tokens at the prompt's beginning and the response's end that truncation keeps.
+            fixed: numbers of tokens to keep at the prompt's beginning and at the response's end.
         """
         too_long = self.exceeded(prompt, response)
         if too_long and self.overlong == "error":
@@ -97,7 +97,7 @@ class OverlongCounts:
         """Log the number of dropped or truncated records on the first process. `kind` is the singular noun for a record.
 
         Raises:
-            UserError: if overlong records are refused, or too few are left.
+            UserError: if overlong records are an error, or too few are left.
         """
         self.raise_error(kind)
         left = self.records - self.dropped

@@ -34,20 +34,20 @@ class MicroBatch:
 
     @property
     def rows(self) -> list[int]:
-        """The row numbers of all groups."""
+        """Row numbers of all groups."""
         return [row for group in self.groups for row in group]
 
 
 def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, accelerator: Accelerator) -> list[MicroBatch]:
     """Return this process's part of a global batch, sorted by length and split by tokens.
 
-    Every process gets the same number of micro-batches, because all of them must gather sharded weights together; a process
-    with fewer rows gets fillers.
+    Every process gets the same number of micro-batches, because all must gather sharded weights together. A process with
+    fewer rows gets fillers.
 
     Args:
         rows: the global batch, the same on every process.
-        lengths: tokens of each of `rows`.
-        budget: padded tokens that a micro-batch may hold.
+        lengths: number of tokens of each row.
+        budget: maximum padded tokens per micro-batch.
     """
     return group_batches([[row] for row in rows], lengths, budget, accelerator)
 
@@ -55,7 +55,7 @@ def micro_batches(rows: Sequence[int], lengths: Sequence[int], budget: int, acce
 def group_batches(
     groups: Sequence[Sequence[int]], costs: Sequence[int], budget: int, accelerator: Accelerator
 ) -> list[MicroBatch]:
-    """Return `micro_batches` of groups of rows that must stay together; `costs` are tokens by group."""
+    """Return `micro_batches` of groups of rows that must stay together. `costs` are the tokens of each group."""
     order = sorted(range(len(groups)), key=lambda i: (-costs[i], i))
     padding = MAX_PADDING_PER_BATCH.get(accelerator.device.type)
     plans = []
@@ -70,14 +70,14 @@ def group_batches(
 
 @dataclass(frozen=True)
 class PackedInputs:
-    """Token ids of B responses to P prompts, as `Backbone.hidden` takes them."""
+    """Token ids of B responses to P prompts, in the input format of `Backbone.hidden`."""
 
     prompt: Padded
     """[P, L]."""
     response: Padded
     """[B, T]."""
     prompt_of_response: Tensor | None
-    """[B] the prompt of each response; None: response i answers prompt i."""
+    """[B] prompt index of each response. If None, response i answers prompt i."""
 
 
 def map_rows(
@@ -86,8 +86,8 @@ def map_rows(
     """Compute the results of all rows in order, on every process. The work is distributed over processes in micro-batches.
 
     Args:
-        costs: tokens of each row.
-        function: returns a result for each row of a micro-batch: a plain Python object or a tensor on the CPU.
+        costs: number of tokens of each row.
+        function: function that returns a result per row of a micro-batch: a plain Python object or a tensor on the CPU.
     """
     return map_groups([[row] for row in range(len(costs))], costs, budget, accelerator, lambda batch: function(batch.rows))
 
@@ -120,7 +120,7 @@ def prompt_groups(
     """Return the rows that must share a micro-batch: responses to the same prompt, if `backbone` can share it.
 
     Args:
-        budget: tokens that a group of several rows may hold.
+        budget: maximum tokens of a group of several rows.
     """
     if not backbone.shares_prompts:
         return [[row] for row in rows]
@@ -148,7 +148,7 @@ def group_tokens(
 def pack_groups(
     prompts: Sequence[Ids], responses: Sequence[Ids], groups: Sequence[Sequence[int]], device: torch.device
 ) -> PackedInputs:
-    """Return groups of rows as `Backbone.hidden` takes them; all rows of a group have the prompt of its first row."""
+    """Pack groups of rows for `Backbone.hidden`. All rows of a group have the prompt of its first row."""
     prompt_of_response = [number for number, group in enumerate(groups) for _ in group]
     return PackedInputs(
         prompt=Padded.from_lists([list(prompts[group[0]]) for group in groups]).to(device),

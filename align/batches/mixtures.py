@@ -88,8 +88,8 @@ Opened = TypeVar("Opened", bound=HasOpening)
 def split_by_opening(examples: Sequence[Opened], share: float) -> tuple[list[Opened], list[Opened]]:
     """Split into training and held-out examples by prompt. At least one prompt is held out unless the fraction is 0.
 
-    The digest of a conversation's first user turn decides. A prompt is on the same side in every stage and every run, also
-    after rows were added, and conversations that begin alike stay together.
+    The digest of a conversation's first user turn decides. A prompt is on the same side in every stage and run, even
+    after rows are added, and conversations with the same beginning stay together.
     """
     if not share or not examples:
         return list(examples), []
@@ -160,7 +160,7 @@ def mixture_of(data: TrainingData, prefixes: Sequence[str] = ()) -> Mixture:
 
     Args:
         data: one source, several, or the names of several (`split_sources`), each as NAME or NAME=WEIGHT.
-        prefixes: a text for each source that its prompts begin with, "" for none; empty: none has one.
+        prefixes: prompt prefix of each source, "" for none. If empty, no source has a prefix.
     """
     if isinstance(data, str | Path):
         data = Mixture(*zip(*map(_weighted, split_sources(str(data))), strict=True))

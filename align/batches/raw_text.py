@@ -22,7 +22,7 @@ Span = tuple[int, int]
 """Start and end (exclusive) of a span."""
 TextObjectiveName = Literal["lm", "span_corruption", "infilling", "prefix"]
 CORRUPTED, INFILLED, MEAN_SPAN = 0.15, 0.3, 3.0
-"""The share of tokens that is masked in T5 (Raffel et al. 2020, section 3.3.4) and in BART (Lewis et al. 2020, section 5.1),
+"""Fraction of tokens that is masked in T5 (Raffel et al. 2020, section 3.3.4) and in BART (Lewis et al. 2020, section 5.1),
 and the mean length of a span in both."""
 
 
@@ -91,8 +91,8 @@ def pack(documents: Iterable[Ids], begin: int, length: int) -> list[PromptRespon
     The documents of a row, which must not attend to each other, are responses to a prompt of one token: positions restart.
 
     Args:
-        documents: token ids, each with the token that ends a document.
-        begin: the token from which a document's first token, and that of a part of it, is predicted.
+        documents: token ids of each document, with the end token.
+        begin: token from which the first token of a document, or of a part of one, is predicted.
     """
     rows: list[list[list[int]]] = [[]]
     room = length
@@ -118,7 +118,7 @@ def replace_spans(ids: Ids, spans: Sequence[Span], sentinels: Sequence[int]) -> 
     """Return T5's input, with each span replaced by a sentinel, and target, each sentinel followed by its span.
 
     Args:
-        spans: in order, not touching each other.
+        spans: spans in order, not adjacent to each other.
         sentinels: one more than spans: the last one ends the target.
     """
     kept: list[int] = []
@@ -150,7 +150,7 @@ def mask_spans(ids: Ids, spans: Sequence[Span], mask: int) -> PromptResponse:
     """Return BART's input, with each span replaced by one mask token (inserted for empty spans), and the text as target.
 
     Args:
-        spans: in order, not overlapping.
+        spans: spans in order, not overlapping.
     """
     kept: list[int] = []
     end = 0

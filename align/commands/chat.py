@@ -104,7 +104,7 @@ def run_chat(config: ChatConfig) -> None:
 
 
 class Terminal:
-    """A chat session. Each model sees only its own earlier answers. A reward model may score them."""
+    """A chat session. Each model sees only its earlier answers. A reward model may score them."""
 
     def __init__(
         self, speakers: Sequence[Speaker], sampling: SamplingParams, system: str, reward: LoadedReward | None

@@ -205,7 +205,7 @@ def launch_processes(arguments: list[str]) -> None:
     options.signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
     options.shutdown_timeout = SHUTDOWN_SECONDS
     os.environ[FROM_ALIGN_LAUNCH] = "1"
-    for number in SIGNALS:  # kept by a single-process launch; torch's agent installs its own
+    for number in SIGNALS:  # kept by a single-process launch; torch's agent replaces them
         signal.signal(number, _forward_signal)
     try:
         launch_command(options)

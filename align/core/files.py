@@ -66,7 +66,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             f"{target}: cannot be written ({error.strerror or error}); the old contents are unchanged"
         ) from error
     except Exception as error:
-        # Rust libraries raise their own types for a full disk, a quota or a file size limit.
+        # Rust libraries raise custom exception types for a full disk, a quota or a file size limit.
         if not isinstance(error, UserError) and "os error" in str(error):
             raise UserError(f"{target}: cannot be written ({error}); the old contents are unchanged") from error
         raise
@@ -102,7 +102,7 @@ def _replace_folder(temporary: Path, target: Path) -> None:
 def clear_leftovers(folder: Path) -> None:
     """Remove partial files of killed processes from a folder and its subfolders. No other process may be writing.
 
-    A folder that was being replaced gets its name back, if its successor did not get there.
+    A folder that was being replaced gets its name back unless its successor is complete.
     """
     for place in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         for path in place.glob(f".*{REPLACED}"):
@@ -213,8 +213,8 @@ def package_data_root() -> Path:
 def resolve_path(path: str | Path) -> Path:
     """Resolve a path from the settings, with ~ expanded. The path does not have to exist.
 
-    A path is relative to the working directory. If nothing is there, the path of a shipped file (`data/prompts.jsonl`,
-    `configs/eval/lm-eval.yaml`) means that file.
+    A path is relative to the working directory. If no file exists there, the path of a shipped file (`data/prompts.jsonl`,
+    `configs/eval/lm-eval.yaml`) refers to that file.
     """
     expanded = Path(os.path.expanduser(path))  # unlike Path.expanduser, keeps unknown user names
     if expanded.parts[:1] in [(folder,) for folder in FOLDERS] and ".." not in expanded.parts and not expanded.exists():

@@ -1,9 +1,9 @@
 """Heartbeats between the processes of a run, to detect and name a process that was killed, hangs or is unreachable.
 
-gloo and NCCL report the address of a process that has died, not its rank, and wait for one that hangs until
-`collective_timeout`. Here each process writes a heartbeat into torch's store. The first process reads those of all others,
-and they read its own. Each then prints which process is lost and ends with exit code 76, or with the code of a process that
-could still report its error.
+gloo and NCCL report the address of a dead process, not its rank, and wait for a hanging process until
+`collective_timeout`. Here each process writes a heartbeat into torch's store. The first process reads the heartbeats of all
+others, and the others read the first one's. Each process then prints the lost rank and exits with code 76, or with the code
+of a process that could still report its error.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EXIT_LOST = 76
 """Exit code of a run that lost a process (EX_PROTOCOL of sysexits.h)."""
 GRACE_SECONDS = 5.0
-"""Seconds from the loss of a process to the exit of the others. A launcher stops the processes of its own machine sooner, so
+"""Seconds from the loss of a process to the exit of the others. A launcher stops the processes of its machine sooner, so
 their errors are printed first.
 """
 BEAT_SECONDS = 1.0
@@ -174,8 +174,8 @@ def start_watching(store: "Store", rank: int, processes: int, wait_for_everyone:
 def stop_watching(reason: str = "", code: int = 1) -> threading.Thread | None:
     """Announce that this process exits, and stop monitoring the others.
 
-    A `reason` is that of an end before theirs; they end with its `code` too. Return a thread that waits until they have read
-    it, before which the store must not be closed.
+    Pass a `reason` if this process exits before the others; they then exit with the same `code`. Return a thread that waits
+    until they have read the reason. The store must not be closed before that.
     """
     global _watch
     left, _watch = _watch, None
@@ -186,7 +186,7 @@ def stop_watching(reason: str = "", code: int = 1) -> threading.Thread | None:
 
 
 def wait_for_report() -> None:
-    """After failed communication, give the watch time to name the lost process. The watch also ends this process."""
+    """After failed communication, give the watch time to name the lost process. The watch also exits this process."""
     if _watch is not None:
         _watch.watch_all()
         time.sleep(LOST_AFTER_ERROR + GRACE_SECONDS + 3 * BEAT_SECONDS)

@@ -32,7 +32,7 @@ EXIT_INTERRUPTED = 130
 FROM_ALIGN_LAUNCH = "ALIGN_LAUNCH"
 """Environment variable that `align launch` sets in its processes."""
 REPORT_SECONDS = 30.0
-"""How long a process waits for the first process of its machine to print an error that both have."""
+"""Time that a process waits for the first process of its machine to print an error that both have."""
 EXIT_CLOSED_PIPE = 141
 """Exit code when the output pipe was closed (`align ... | head`), as in shells: 128 + SIGPIPE."""
 
@@ -192,9 +192,9 @@ def _parse_settings(config_class: type[Config], words: Sequence[str], program: s
 
 @contextmanager
 def _reported_once() -> Iterator[None]:
-    """Let the first process of each machine print an error in settings, which is the same in all of them.
+    """Let the first process of each machine print an error in settings, because all processes have the same error.
 
-    The others wait for the launcher to end them: a process that exits first would end the one that prints.
+    The others wait for the launcher to terminate them: if one exited first, the launcher would kill the printing process.
     """
     try:
         yield

@@ -41,7 +41,7 @@ def install_hint(extra: str) -> str:
 def import_function(path: str, purpose: str, form: str = "module:function") -> Callable[..., Any]:
     """Import `module:function`. Modules in the working directory are found too.
 
-    Raise a UserError, which begins with `purpose` and ends with `form`, if it cannot be imported or is no function.
+    Raise a UserError that begins with `purpose` and ends with `form` if the import fails or the object is not a function.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -62,12 +62,12 @@ def call_own_code(
     """Call a user function. Generators are converted to lists.
 
     Args:
-        who: names the function; an error begins with it.
-        advice: ends an error.
-        collective: whether all processes call it together. The loss of one of them is no error of the function.
+        who: name of the function, with which an error begins.
+        advice: end of the error message.
+        collective: whether all processes call it together. The loss of a process is then not an error of the function.
 
     Raises:
-        UserError: one line with the error, from which it is raised, and the last line of the function's file that ran.
+        UserError: if the function raises. One line with the error and the last executed line of the function's file.
     """
     try:
         returned = function(*arguments, **named)
@@ -110,14 +110,14 @@ def checked_scores(
     Any real number is valid: Python's, numpy's, an array or a tensor of no dimensions, True and False as 1 and 0.
 
     Args:
-        who: whose scores they are; an error begins with it.
+        who: source of the scores, with which an error begins.
         items: the scored items, in the plural, for error messages.
-        describe: names one of the items, by its index, for an error.
-        rule: the requirement on a score, for error messages; '': a number in the range.
-        advice: ends an error.
+        describe: function that returns the name of an item by index, for error messages.
+        rule: requirement on a score, for error messages. Default: a number in the range.
+        advice: end of the error message.
 
     Raises:
-        UserError: one line, for anything that is not a list of `count` finite numbers in the range.
+        UserError: if the value is not a list of `count` finite numbers in the range.
     """
     end = f"; {advice}" if advice else ""
     try:

@@ -1,8 +1,8 @@
 """Named random streams of a run.
 
 A stream is keyed by the run's seed, the stream's number and further numbers such as the update. An exact resume therefore
-requires no saved state, and no two purposes share random numbers. torch draws numbers for new weights alone, which a resume
-overwrites: dropout and the like are switched off (`align.models.backbone.determinism.disable_dropout`).
+requires no saved state, and no two purposes share random numbers. torch's generator only initializes new weights, which a
+resume overwrites. Dropout and the like are disabled (`align.models.backbone.determinism.disable_dropout`).
 """
 
 from enum import IntEnum
@@ -26,11 +26,11 @@ class RngStream(IntEnum):
     SAMPLE_COMMAND = 6
     """The tokens of `align sample`."""
     JUDGE_SPLIT = 7
-    """Which questions are held out when a judge is trained."""
+    """The held-out questions when a judge is trained."""
     TRUTHFUL_ANSWERS = 8
     """The tokens of answers to TruthfulQA questions."""
     EVALUATION_ANSWERS = 9
-    """The tokens of answers that win rates and best-of-n are computed on."""
+    """The tokens of answers for win rates and best-of-n."""
     POLICY_COMPARISON = 10
     """Tokens of two policies compared on the same prompts with the same random numbers."""
     TOXICITY_CONTINUATIONS = 11
@@ -38,18 +38,18 @@ class RngStream(IntEnum):
     MIXTURE_ORDER = 12
     """The order of a pass over one source of a mixture."""
     LOOP_PROMPTS = 13
-    """Which prompts a round of `align loop` labels, and which of its rankings are held out."""
+    """The prompts to label in a round of `align loop`, and its held-out rankings."""
     BIAS_COMPLETIONS = 14
-    """The tokens of completions that speak of groups of people."""
+    """The tokens of completions about groups of people."""
     BEST_OF = 15
-    """The tokens of answers of which the best is chosen, to compare a policy with."""
+    """The tokens of best-of-n answers, as a baseline for a policy."""
     # 16 to 19 are unused.
     HELD_OUT_CONVERSATIONS = 20
-    """Which conversations are held out when a model learns from judgments."""
+    """The held-out conversations when a model is trained on judgments."""
     CHAT = 21
     """The tokens of answers in `align chat`."""
     TEXT_OBJECTIVE = 22
-    """The parts that are masked or removed from raw texts in an update of fine-tuning."""
+    """The parts of raw text that are masked or removed in an update of fine-tuning."""
 
 
 SeedKey = tuple[int, RngStream, *tuple[int, ...]]
@@ -63,5 +63,5 @@ def generator(seed: int, stream: RngStream, *key: int) -> numpy.random.Generator
 
 
 def row_seeds(rows: int, seed: int, stream: RngStream, *key: int) -> list[int]:
-    """Return one seed per row, for sampling engines with their own random number generator."""
+    """Return one seed per row, for sampling engines that draw random numbers themselves."""
     return [int(number) for number in generator(seed, stream, *key).integers(2**62, size=rows)]

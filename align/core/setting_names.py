@@ -69,7 +69,7 @@ class OtherName(NamedTuple):
     Attributes:
         source: "TRL" or "another stage".
         here: alternative replacements, each a list of settings. The first one whose settings all exist in the stage applies.
-        note: how to convert the value, or why there is no such setting.
+        note: conversion of the value, or the reason why there is no such setting.
     """
 
     source: str
@@ -88,7 +88,7 @@ NAMES = tuple(_read(source, line) for source, table in TABLES.items() for line i
 
 
 def explain(name: str, known: Collection[str]) -> str:
-    """Return what a name is called here, as in "TRL's `optim` is `optimizer` here", or "" if unknown."""
+    """Return the equivalent of a name, as in "TRL's `optim` is `optimizer` here", or "" if unknown."""
     for other in NAMES:
         names = next((names for names in other.here if set(names) <= set(known)), None)
         if other.name == name and names is not None:
@@ -100,7 +100,7 @@ def explain(name: str, known: Collection[str]) -> str:
 
 
 def describe_unknown(what: str, name: str, known: Collection[str], prefix: str = "", valid_names: str = "") -> str:
-    """Message for an unknown setting: the name used here, or the nearest one, after `prefix`.
+    """Return the message for an unknown setting: the name used here, or the nearest one, after `prefix`.
 
     `what` describes the name as the user wrote it (`option --kl_beta`). `valid_names` is the hint if no setting is similar.
     """

@@ -94,7 +94,7 @@ def option(default: Any, help: str, *, extension: bool = False, **limits: Any) -
 
 
 def is_extension_setting(item: Field[Any]) -> bool:
-    """Whether a field was declared with `extension`."""
+    """Return whether a field was declared with `extension`."""
     return bool(item.metadata.get("extension"))
 
 
@@ -207,7 +207,7 @@ class QuantizationConfig(Settings):
 
     @property
     def quantization(self) -> str:
-        """The format, see `align.models.quantization`; "" without quantization."""
+        """Quantization format, see `align.models.quantization`; "" without quantization."""
         if self.load_in_4bit:
             return self.bnb_4bit_quant_type + "-double" * self.bnb_4bit_use_double_quant
         return "int8" if self.load_in_8bit else ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound="DataclassInstance")
 HELP_ALL = "see --help-all for valid names"
 SHORT_OPTION = re.compile(r"-[^\d.\s]\S*")  # not supported; excludes numbers such as -1e-5
-YAML_TAG = "tag:yaml.org,2002:"  # the prefix of the tags of YAML's own types
+YAML_TAG = "tag:yaml.org,2002:"  # tag prefix of YAML's built-in types
 
 
 TRUE, FALSE = ("true", "yes", "on", "y", "t", "1"), ("false", "no", "off", "n", "f", "0")
@@ -39,8 +39,8 @@ def parse(config_class: type[Settings], arguments: Sequence[str], program: str |
     `program` is the program name in `--help`, which prints the settings and exits.
 
     Raises:
-        UserError: for a missing or invalid file, an unknown key (suggesting the nearest valid one), or a value of the wrong
-            type.
+        UserError: if the file is missing or invalid, a key is unknown (the message suggests the nearest valid one), or a
+            value has the wrong type.
     """
     # Option names may contain hyphens instead of underscores.
     words = [re.sub("^--[^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in arguments]
@@ -130,7 +130,7 @@ def _used_blocks(config_class: type[Any], names: Sequence[str], files: Sequence[
 
 
 def _unknown_option(name: str, config_class: type[Any]) -> str:
-    """Message for an unknown option, or for one that names a block."""
+    """Return the message for an unknown option, or for one that names a block."""
     known = setting_names(config_class)
     if name in block_paths(config_class):
         inner = [f"--{other}" for other in known if other.startswith(f"{name}.")]
@@ -139,7 +139,7 @@ def _unknown_option(name: str, config_class: type[Any]) -> str:
 
 
 def _unexpected_word(word: str, option: str) -> str:
-    """Message for a word that belongs to no option. Names the option before it."""
+    """Return the message for a word that belongs to no option. It names the option before the word."""
     place = f" after --{option}, which takes one value" if option else ""
     return f"unexpected argument {word!r}{place}; pass settings as --name value"
 
@@ -279,7 +279,7 @@ def _basic_groups(declared: dict[str, Field[Any]]) -> Iterator[tuple[str, list[s
 
 
 def _all_groups(config_class: type[Any]) -> Iterator[tuple[str, list[str]]]:
-    """Group all settings except blocks by the class that declares them. The command's own come first."""
+    """Group all settings except blocks by the class that declares them. Settings of the command's class come first."""
     owners: dict[str, str] = {}
     for base in config_class.__mro__:  # the last base that declares a setting owns it
         title = base.__dict__.get("help_title", "options")

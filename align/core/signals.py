@@ -1,8 +1,8 @@
 """Stop requests: SIGTERM (preemption), SIGUSR1 (early warning of it) and SIGINT (Ctrl-C).
 
-A run ends at the next place where its state can be saved, and saves. After SIGTERM and SIGUSR1 it ends without saving if
-that takes too long (`grace_seconds`), because the cluster would kill it. Ctrl-C has no time limit: a second one ends the run
-at once.
+A run saves its state at the next safe point and exits. After SIGTERM or SIGUSR1, it exits without saving if this takes
+longer than `grace_seconds`, because the cluster would kill it. Ctrl-C has no time limit; a second Ctrl-C exits
+immediately.
 """
 
 import math
@@ -20,19 +20,19 @@ from typing import Any
 EXIT_STOPPED = 75
 """Exit code of a run that was asked to stop and can be resumed (EX_TEMPFAIL of sysexits.h)."""
 GRACE_SECONDS = 25.0
-"""Seconds to save after SIGTERM. Clusters send SIGKILL 30 seconds after it by default."""
+"""Time to save after SIGTERM, in seconds. By default, clusters send SIGKILL 30 seconds later."""
 WARNING_SECONDS = 270.0
-"""Seconds to save after SIGUSR1, which configs/cluster/slurm.sbatch requests 300 seconds before the time limit."""
+"""Time to save after SIGUSR1, in seconds. configs/cluster/slurm.sbatch requests it 300 seconds before the time limit."""
 SECOND_CTRL_C = 1.0
-"""Seconds within which a repeated SIGINT counts as the same Ctrl-C, because launchers forward the terminal's signal."""
+"""Time within which a repeated SIGINT counts as the same Ctrl-C, in seconds. Launchers forward the terminal's signal."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised when a run ends early on request. The message states where it resumes.
+    """Raised when a run ends early on request. The message says where the run resumes.
 
     Args:
-        everywhere: whether all processes of the run end by the same request.
+        everywhere: whether the request stops all processes of the run.
     """
 
     def __init__(self, message: str, everywhere: bool = False) -> None:
@@ -41,21 +41,21 @@ class Stopped(KeyboardInterrupt):
 
 
 def grace_seconds(number: int) -> float:
-    """Return the seconds from a signal to the exit of a process that could not save, infinity for Ctrl-C."""
+    """Return the time limit for saving after a signal, in seconds. Infinity for Ctrl-C."""
     return {"SIGINT": math.inf, "SIGUSR1": WARNING_SECONDS}.get(signal.Signals(number).name, GRACE_SECONDS)
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Records whether this process was asked to stop."""
 
     def __init__(self) -> None:
         self.saves = False
         self.signal, self.since = "", 0.0
-        """The name of the signal and when it came; "" before one came."""
+        """Name and time of the first signal; "" and 0.0 until one arrives."""
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Mark that a checkpoint is being saved, for the message of a process that exits meanwhile."""
+        """Mark a checkpoint as being saved, for the message if the process exits meanwhile."""
         self.saves = True
         try:
             yield
@@ -64,12 +64,12 @@ class StopRequest:
 
     @contextmanager
     def listening(self, announce: Callable[[int], None] = lambda number: None) -> Iterator[None]:
-        """Record signals instead of dying from them (main thread only). Restores the previous handlers on exit.
+        """Record signals instead of terminating (main thread only). Restore the previous handlers on exit.
 
-        A second Ctrl-C, a second later, interrupts at once. After `grace_seconds` the process ends.
+        A second Ctrl-C, more than `SECOND_CTRL_C` later, raises KeyboardInterrupt. After `grace_seconds`, the process exits.
 
         Args:
-            announce: called at once, in another thread, with the number of the first signal.
+            announce: called with the number of the first signal, in another thread.
         """
         if threading.current_thread() is not threading.main_thread() or os.name != "posix":
             yield
@@ -100,7 +100,7 @@ class StopRequest:
         self.signal, self.since = signal.Signals(number).name, time.monotonic()
 
     def _watch(self, reader: int, announce: Callable[[int], None]) -> None:
-        """Announce the first signal, and end the process when its grace period expires. A 0 byte stops the thread."""
+        """Announce the first signal, and exit the process when its grace period expires. A 0 byte stops the thread."""
         poll = select.poll()
         poll.register(reader, select.POLLIN)
         by, end = 0, math.inf

@@ -1,6 +1,6 @@
 """Statistics shared by several stages: confidence intervals, calibration, rank and linear correlation, votes.
 
-scipy and scikit-learn, whose import takes seconds, are imported where they are used.
+scipy and scikit-learn take seconds to import, so the functions that need them import them.
 """
 
 from collections import Counter
@@ -21,20 +21,20 @@ CHUNK = 4_000_000
 """Maximum number of random indices held in memory."""
 
 
-# -------------------------------------------------------------------------------------------------- intervals of shares
+# --------------------------------------------------------------------------------------------- intervals of proportions
 
 # A bootstrap of a proportion has zero width if all items agree, and covers only 40 to 80 % at n = 10 to 30 near 0 or 1.
 
 
 def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> float:
-    """Return the variance of a mean of grouped values relative to that of independent Bernoulli values.
+    """Return the ratio of the variance of a mean of grouped values to the variance for independent Bernoulli values.
 
-    1 for independent values that are 0 or 1; the size of the groups where all values of each group are equal; below 1 where
-    values lie between 0 and 1. One group of zeros and one of ones are added, because groups that agree show no variance.
+    The ratio is 1 for independent values of 0 or 1, the group size if all values within each group are equal, and below 1
+    for values between 0 and 1. A group of zeros and a group of ones are added because groups that agree show no variance.
 
     Args:
         values: [N], from 0 to 1.
-        groups: [N] the group of each value; None: all values are independent.
+        groups: [N] group of each value. If None, all values are independent.
     """
     numbers = np.asarray(values, dtype=np.float64)
     group = np.arange(len(numbers)) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -47,15 +47,15 @@ def design_effect(values: ArrayLike, groups: Sequence[int] | np.ndarray | None =
 
 
 def share_interval(values: ArrayLike, groups: Sequence[int] | np.ndarray | None = None) -> tuple[float, float]:
-    """Return the confidence interval of a proportion, or of another mean of values in [0, 1] such as outcomes with ties as
-    0.5.
+    """Return the confidence interval of a proportion, or of a mean of other values in [0, 1], such as outcomes with ties
+    counted as 0.5.
 
     Clopper and Pearson (1934) at the effective number of values, N / `design_effect` (Korn and Graubard 1998): exact for
     independent values that are 0 or 1.
 
     Args:
         values: [N], from 0 to 1.
-        groups: [N] the group of each value, such as its prompt; None: all values are independent.
+        groups: [N] group of each value, such as its prompt. If None, all values are independent.
 
     Raises:
         UserError: if a value is not from 0 to 1, or there is none.
@@ -93,8 +93,8 @@ def mean_interval(
 
     Args:
         values: [N], finite.
-        groups: [N] the group of each value, indices from 0; whole groups are drawn. None: all values are independent.
-        level: the share of resamples that the interval covers.
+        groups: [N] group index of each value, from 0; groups are resampled as units. If None, all values are independent.
+        level: confidence level: the fraction of resamples inside the interval.
 
     Raises:
         UserError: if a value is not finite, or there is none.
@@ -112,7 +112,7 @@ def statistic_interval(
 ) -> tuple[float, float]:
     """Return the bootstrap confidence interval of any statistic.
 
-    `statistic` maps the indices of drawn items [R, items] to [R]; NaN, where no item of a rare kind was drawn, is left out.
+    `statistic` maps the indices of drawn items [R, items] to [R]. NaN, if a resample lacks a rare kind of item, is ignored.
     """
     tail, resampled = 50 * (1 - level), resample(statistic, items, resamples)
     return float(np.nanpercentile(resampled, tail)), float(np.nanpercentile(resampled, 100 - tail))
@@ -140,8 +140,8 @@ def calibration(
     """Return the reliability table: (mean probability, observed frequency, count) of each non-empty bin of equal width.
 
     Args:
-        probabilities: [N], from `lowest`, where the first bin begins, to 1.
-        outcomes: [N], 1 where it came true, 0 where it did not, in between for a tie.
+        probabilities: [N], from `lowest`, the lower edge of the first bin, to 1.
+        outcomes: [N], 1 if the event occurred, 0 if it did not, in between for a tie.
     """
     stated, actual = np.asarray(probabilities, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
     place = np.minimum(((stated - lowest) / (1 - lowest) * bins).astype(int), bins - 1)
@@ -151,19 +151,19 @@ def calibration(
 
 
 def calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, lowest: float = 0.0, bins: int = 10) -> float:
-    """Expected calibration error (Guo et al. 2017): mean |probability - observed frequency| over bins, weighted by count."""
+    """Return the expected calibration error (Guo et al. 2017): mean |probability - frequency|, weighted by bin count."""
     table = calibration(probabilities, outcomes, lowest, bins)
     total = sum(count for _, _, count in table)
     return sum(abs(stated - actual) * count for stated, actual, count in table) / max(1, total)
 
 
 def pair_calibration(difference: ArrayLike) -> list[tuple[float, float, int]]:
-    """Reliability table of a preference model, given the reward differences of better minus worse [N]."""
+    """Return the reliability table of a preference model from its reward differences [N], better minus worse."""
     return calibration(*_stated_and_right(difference), lowest=0.5)
 
 
 def pair_calibration_error(difference: ArrayLike) -> float:
-    """Expected calibration error of a preference model; see `pair_calibration`."""
+    """Return the expected calibration error of a preference model; see `pair_calibration`."""
     return calibration_error(*_stated_and_right(difference), lowest=0.5)
 
 
@@ -179,7 +179,7 @@ def _stated_and_right(difference: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kendall_tau(ranks: Sequence[int], rewards: Sequence[float]) -> float:
-    """Kendall's tau-b between ranks (1 is best) and rewards. 0 if one side is fully tied.
+    """Return Kendall's tau-b between ranks (1 is best) and rewards. 0 if one side is fully tied.
 
     Rewards that agree to five digits are ties: equal responses differ by rounding, which depends on their batch.
     """
@@ -192,7 +192,7 @@ def kendall_tau(ranks: Sequence[int], rewards: Sequence[float]) -> float:
 
 
 def correlation(left: ArrayLike, right: ArrayLike) -> float:
-    """Pearson correlation. 0 if one side is constant."""
+    """Return the Pearson correlation. 0 if one side is constant."""
     columns = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if any(len(column) < 2 or np.ptp(column) == 0 for column in columns):
         return 0.0
@@ -200,7 +200,7 @@ def correlation(left: ArrayLike, right: ArrayLike) -> float:
 
 
 def roc_auc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the ROC curve. 0.5 if there is only one class."""
+    """Return the area under the ROC curve. 0.5 if there is only one class."""
     from sklearn.metrics import roc_auc_score
 
     positive = np.asarray(labels, dtype=bool)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 CPU_CHUNK, GPU_CHUNK = 2**21, 2**27
-"""Logits that are in float32 at once: 8 MB stay in a processor's cache; a GPU needs work for all its cores."""
+"""Maximum number of float32 logits at a time: 8 MB fit in a CPU's cache; a GPU needs work for all its cores."""
 
 
 class Padded(NamedTuple):
@@ -46,7 +46,7 @@ class Padded(NamedTuple):
 
 
 class BatchLoss(NamedTuple):
-    """The share of a micro-batch in the loss of its global batch, and metrics that add up in the same way."""
+    """Contribution of a micro-batch to the loss of its global batch, and metrics that are summed in the same way."""
 
     loss: Tensor
     """Scalar, with gradients."""
@@ -55,24 +55,24 @@ class BatchLoss(NamedTuple):
 
 
 def length_mask(lengths: Tensor, width: int) -> Tensor:
-    """[B, width] bool: True at positions below each row's length."""
+    """Return [B, width] bool, True at positions below each row's length."""
     return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Sum of `values` where `mask` is True; a scalar. Masked values may be NaN."""
+    """Sum `values` where `mask` is True, to a scalar. Masked values may be NaN."""
     return values.masked_fill(~mask, 0.0).sum()
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `values` where `mask` is True; 0 if nowhere."""
+    """Return the mean of `values` where `mask` is True, or 0 if it is nowhere True."""
     return masked_sum(values, mask) / mask.sum().clamp(min=1)
 
 
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, min_std: float = 0.0) -> Tensor:
     """Scale to unit variance over masked positions, as in lm-human-preferences (biased variance, 1e-8).
 
-    `values` must be the whole global batch. The mean is removed (advantages) unless `shift_mean` is False (rewards).
+    `values` must be the full global batch. The mean is removed (advantages) unless `shift_mean` is False (rewards).
     Values whose standard deviation is below `min_std` are divided by `min_std`.
     """
     mean = masked_mean(values, mask)
@@ -82,7 +82,7 @@ def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, min_std: float
 
 
 def log_probs_of(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of `tokens` [..] under `logits` [.., V] divided by `temperature`; float32 [..].
+    """Return the log-probability of `tokens` [..] under `logits` [.., V] divided by `temperature`; float32 [..].
 
     The temperature belongs to the policy that is trained: old, new and reference log-probs must all be divided by it.
     """
@@ -122,7 +122,7 @@ class _LogProbs(torch.autograd.Function):
 
 
 def entropy_of(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of the distribution of `logits` [.., V] at `temperature`; float32 [..]."""
+    """Return the entropy in nats of the distribution of `logits` [.., V] at `temperature`; float32 [..]."""
     return cast(Tensor, _Entropy.apply(logits, temperature))  # type: ignore[no-untyped-call]
 
 
@@ -197,7 +197,7 @@ def _minus(logits: Tensor, temperature: float, subtracted: Tensor | None = None)
 def cut_by_tokens(lengths: Sequence[int], budget: int, padding: int | None = None) -> Iterator[list[int]]:
     """Yield lists of rows with at most `budget` padded tokens (rows x longest row). A longer row forms its own list.
 
-    The longest rows come first: memory peaks at once, not after an hour. `padding` limits the tokens of padding in a list.
+    The longest rows come first, so memory peaks at the start. `padding` limits the padding tokens in a list.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     batch: list[int] = []

@@ -108,6 +108,6 @@ def ranked_answers(entries: Sequence[Row], texts: Sequence[str], scores: Sequenc
 
 
 def alternating_turns(texts: Sequence[object], field: str) -> list[Fields]:
-    """Convert texts to alternating user and assistant turns."""
+    """Convert strings to alternating user and assistant turns."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": check_text(text, f"{field}[{i}]")} for i, text in enumerate(texts)]

@@ -34,7 +34,7 @@ def check_data(path: str, kind: str | None = None) -> str:
 
     Args:
         path: a file, a folder or the name of a hub data set.
-        kind: a name in `KINDS` (also with - or _); None: what its first rows look like.
+        kind: a name in `KINDS` (also with - or _). If None, the kind is guessed from the first rows.
     """
     name = find_kind(path, kind)
     scanned = scan_rows(iter_rows(path), KINDS[name])
@@ -67,7 +67,7 @@ def check_data(path: str, kind: str | None = None) -> str:
 def convert_data(source: str, output: str | os.PathLike[str], kind: str | None = None, skip_bad_rows: bool = False) -> str:
     """Write a source as native JSON Lines (docs/data.md). Return a summary with the number of records and unused columns.
 
-    The name of the output ends in .jsonl or .jsonl.gz; `kind` is that of `check_data`.
+    The name of the output must end in .jsonl or .jsonl.gz. For `kind`, see `check_data`.
     """
     if os.path.exists(output):
         raise UserError(f"{output} already exists; choose another output or remove it")
@@ -79,13 +79,13 @@ def convert_data(source: str, output: str | os.PathLike[str], kind: str | None =
 
 
 def _list_unused(scanned: Scan[Record]) -> str:
-    """The columns that no field was read from; the number of rows where not all good rows have the column."""
+    """List the columns that no field uses, with the number of rows if some good rows lack the column."""
     good = scanned.rows - len(scanned.problems)
     return ", ".join(name if n == good else f"{name} ({counted(n, 'row')})" for name, n in scanned.unused.items())
 
 
 def find_kind(source: str, kind: str | None) -> str:
-    """The name in `KINDS` of a named kind (also with - or _), or the guessed one if none is named."""
+    """Return the name in `KINDS` of a given kind (also with - or _), or guess it if None."""
     name = kind.lower().replace("_", " ").replace("-", " ") if kind else guess_kind(source)
     if name not in KINDS:
         raise UserError(f"unknown record type '{kind}'; use one of {', '.join(KINDS)}")
@@ -96,7 +96,7 @@ MOST_LINES = 8
 
 
 def _example_lines(record: Record) -> list[str]:
-    """A record as it was read, one line for each turn and response; `*` marks the turns to learn."""
+    """Format a parsed record, one line per turn and response. `*` marks the turns to train on."""
     lines = [f"{turn['role']}: {turn['content']}" for turn in record.prompt]
     match record:
         case Prompt(ids=tuple(ids)):
@@ -118,7 +118,7 @@ def _example_lines(record: Record) -> list[str]:
 
 
 def guess_kind(source: str) -> str:
-    """The name of the kind of the first recognized row; the most specific one if several match."""
+    """Return the kind of the first recognized row, the most specific one if several match."""
     columns: dict[str, None] = {}
     unreadable: list[str] = []
     rows = list(islice(iter_rows(source), ROWS_TO_GUESS_FROM))
@@ -149,7 +149,7 @@ def _problem_lines(scanned: Scan[Record]) -> list[str]:
 
 
 def _is_multi_turn(record: Record) -> bool:
-    """Whether an earlier answer is part of the prompt, or there are several answers to learn from."""
+    """Return whether an earlier answer is part of the prompt, or there are several answers to train on."""
     answers = [turn for turn in record.prompt if turn["role"] == "assistant"]
     return bool(answers) or (isinstance(record, Demonstration) and len(record.continuation) > 1)
 
@@ -224,7 +224,7 @@ def _format_share(part: int, whole: int) -> str:
 
 
 WORDS = 13  # GPT-3, appendix C
-FEWEST_WORDS = 8  # also GPT-3: the smallest N for short texts
+FEWEST_WORDS = 8  # also GPT-3: minimum N, for short documents
 FREQUENT = 10  # also GPT-3: ignores "N-grams that occur more than 10 times"
 LISTED = 20
 _WORD = re.compile(r"\w+")
@@ -240,13 +240,13 @@ class Match(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """What two sources share.
+    """Overlap of two sources.
 
     Attributes:
-        rows: of the evaluation.
-        too_short: of those, how many have no text of `FEWEST_WORDS` words and are not compared.
-        training_rows: rows of the training data.
-        matches: one for each suspicious row, in the order of the evaluation.
+        rows: number of evaluation rows.
+        too_short: number of these rows without a string of `FEWEST_WORDS` words, which are not compared.
+        training_rows: number of training rows.
+        matches: one match for each suspicious row, in the order of the evaluation.
         frequent: word sequences of the evaluation that were left out because many training rows have them.
     """
 
@@ -258,13 +258,13 @@ class Overlap(NamedTuple):
 
 
 def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike[str]) -> Overlap:
-    """Compare every text of every row, in any layout; the training data are streamed and may be larger than memory.
+    """Compare all text in all rows, in any layout. The training data are streamed and may be larger than memory.
 
     As GPT-3's check for contamination (Brown et al. 2020, arXiv 2005.14165, section 4 and appendix C): a row is suspicious
     if it shares 13 consecutive words with the training data, ignoring case and punctuation. Word sequences that occur in
     more than ten training rows are common phrases or templates, and are ignored.
 
-    A text of fewer words must match as a whole.
+    A string of fewer words must match completely.
     """
     rows_of_gram: dict[Gram, list[str]] = {}
     order: list[str] = []
@@ -297,7 +297,7 @@ def find_overlap(training: str | os.PathLike[str], evaluation: str | os.PathLike
 
 
 def describe_overlap(training: str, evaluation: str) -> str:
-    """`find_overlap` in words, one fact a line, with the suspicious rows at the end."""
+    """Describe the result of `find_overlap`, one fact per line, with the suspicious rows at the end."""
     overlap = find_overlap(training, evaluation)
     judged = overlap.rows - overlap.too_short
     share = f" ({100 * len(overlap.matches) / judged:.1f} %)" if judged else ""
@@ -320,7 +320,7 @@ def _texts_of_rows(source: str | os.PathLike[str]) -> Iterator[tuple[str, list[l
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in a row, whatever its layout: words of different texts never make one sequence."""
+    """Yield every string in a row, in any layout. Word sequences never span two strings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

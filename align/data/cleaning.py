@@ -16,9 +16,9 @@ from align.data.readers import Text, read_texts
 SENTENCES, WORDS = 5, 3
 """Minimum sentences per page and words per line, as in the paper's first version; its last one has 3 and 5."""
 LANGUAGE_PROBABILITY = 0.99
-"""Minimum probability of the wanted language: C4's, which used langdetect."""
+"""Minimum probability of the required language, as in C4, which used langdetect."""
 SPAN = 3
-"""Consecutive sentences that are deduplicated over all pages."""
+"""Number of consecutive sentences to deduplicate over all pages."""
 LINE_ENDS = (".", "!", "?", '"', "\u201d")
 """Terminal punctuation: a line that ends otherwise is a menu or a title."""
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"'\u201d)\]]*\s+")
@@ -29,7 +29,7 @@ class Cleaner:
 
     Args:
         bad_words: words in lower case that a page may not contain.
-        language: ISO 639 code of the language that a page must be in; empty: any.
+        language: ISO 639 code of the required language. If empty, any language is accepted.
 
     Attributes:
         removed: number of removed lines, pages and repeated sentences, by reason.
@@ -44,7 +44,7 @@ class Cleaner:
         self._spans: set[bytes] = set()
 
     def clean(self, text: str) -> str | None:
-        """The cleaned page, or None if it is dropped."""
+        """Return the cleaned page, or None if it is dropped."""
         reason = self._page_problem(text)
         if reason is None:
             lines = self._without_repeated_spans([split_sentences(line) for line in self._kept_lines(text)])
@@ -79,7 +79,7 @@ class Cleaner:
                 yield line
 
     def _without_repeated_spans(self, lines: list[list[str]]) -> list[list[str]]:
-        """The lines without sentences of a span that occurred before, here or on an earlier page."""
+        """Remove the sentences of spans that occurred before, on this page or an earlier one."""
         positions = [(number, index) for number, line in enumerate(lines) for index in range(len(line))]
         repeated: set[tuple[int, int]] = set()
         for start in range(len(positions) - SPAN + 1):
@@ -107,7 +107,7 @@ def language_identifier(language: str) -> Any:
 
 
 def split_sentences(line: str) -> list[str]:
-    """The sentences of a line, each with its end mark and a closing quotation mark."""
+    """Split a line into sentences, each with its end mark and a closing quotation mark."""
     starts = [0, *(match.end() for match in _SENTENCE_END.finditer(line)), len(line)]
     parts = (line[start:end].strip() for start, end in zip(starts, starts[1:], strict=False))
     return [part for part in parts if part]
@@ -139,7 +139,7 @@ def clean_file(source: str, target: Path, cleaner: Cleaner, skip_bad_rows: bool 
 
 
 def read_bad_words(path: str) -> frozenset[str]:
-    """Read a list of words or phrases, one a line."""
+    """Read a list of words or phrases, one per line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

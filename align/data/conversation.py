@@ -28,17 +28,17 @@ Conversation = tuple[Message, ...]
 
 
 def user_turn(text: str) -> Conversation:
-    """A conversation of one user turn: the meaning of a prompt given as plain text."""
+    """Return a conversation of one user turn, the equivalent of a plain-text prompt."""
     return ({"role": "user", "content": text},)
 
 
 def assistant_turn(text: str) -> Conversation:
-    """A conversation of one assistant turn: the meaning of an answer given as plain text."""
+    """Return a conversation of one assistant turn, the equivalent of a plain-text answer."""
     return ({"role": "assistant", "content": text},)
 
 
 def check_conversation(value: object, field: str) -> Conversation:
-    """Turns of known roles, a system turn only at the start, user and assistant in alternation.
+    """Check turns: known roles, a system turn only at the start, user and assistant in alternation.
 
     The chat templates of several models (Llama 2, Mistral, Gemma) reject anything else, and would do so only during
     training. An empty system turn is allowed: some templates then omit their default one.
@@ -70,7 +70,7 @@ def _check_message(value: object, field: str) -> Message:
 
 
 def _joined_parts(content: object, field: str) -> object:
-    """The content of a turn, which may be a list of parts of text, as in OpenAI's API and transformers."""
+    """Join the content of a turn if it is a list of text parts, as in OpenAI's API and transformers."""
     if not isinstance(content, list | tuple):
         return content
     texts = []
@@ -87,14 +87,14 @@ def _spells_turns(text: str) -> bool:
 
 
 def _check_plain(value: str, field: str, *, may_be_empty: bool = False) -> str:
-    """Text that is no list of turns, which `str` or pandas has made a text."""
+    """Check that text is not a list of turns that `str` or pandas has converted to a string."""
     if _spells_turns(value):
         raise field_error(field, "is a string that contains a list of turns", "write the list as JSON, with double quotes")
     return check_text(value, field, may_be_empty=may_be_empty)
 
 
 def check_prompt(value: object, field: str = "prompt") -> Conversation:
-    """A conversation that waits for an answer: it ends with a user turn. Plain text is one user turn."""
+    """Return a conversation that ends with a user turn. Plain text becomes one user turn."""
     if isinstance(value, str):
         return user_turn(_check_plain(value, field))
     turns = _turns(value, field)
@@ -106,7 +106,7 @@ def check_prompt(value: object, field: str = "prompt") -> Conversation:
 
 
 def check_continuation(value: object, field: str) -> Conversation:
-    """Turns to learn from: the first and the last are the assistant's. Plain text is one assistant turn."""
+    """Return the turns to train on: the first and last are the assistant's. Plain text is one assistant turn."""
     if isinstance(value, str):
         return assistant_turn(_check_plain(value, field))
     turns = _turns(value, field)
@@ -124,7 +124,7 @@ def _turns(value: object, field: str) -> Conversation:
 
 
 def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> str:
-    """The text of one response, given as text or as a list of one assistant turn."""
+    """Return the text of a response, given as text or as a list of one assistant turn."""
     if isinstance(value, str):
         return _check_plain(value, field, may_be_empty=may_be_empty)
     turns = check_continuation(value, field)
@@ -134,14 +134,14 @@ def check_answer(value: object, field: str, *, may_be_empty: bool = False) -> st
 
 
 def as_paragraphs(conversation: Conversation) -> str:
-    """The turns as paragraphs of `role: text`, as a judge reads them."""
+    """Format the turns as paragraphs of `role: text`, for a judge."""
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation)
 
 
 def to_json(conversation: Conversation) -> Any:
-    """The form for a file: text for a single user turn, otherwise a list of {role, content}.
+    """Convert to the file format: text for a single user turn, otherwise a list of {role, content}.
 
-    A text that would be read as several turns, such as a transcript, is a list of one turn.
+    Text that would be parsed as several turns, such as a transcript, becomes a list of one turn.
     """
     if len(conversation) == 1 and conversation[0]["role"] == "user":
         text = conversation[0]["content"]
@@ -151,12 +151,12 @@ def to_json(conversation: Conversation) -> Any:
 
 
 def answer_to_json(text: str) -> Any:
-    """The form of an answer for a file: text, or a list of one turn if the text spells a list of turns."""
+    """Convert an answer to the file format: text, or a list of one turn if the text looks like a list of turns."""
     return [dict(turn) for turn in assistant_turn(text)] if _spells_turns(text) else text
 
 
 def unambiguous(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row whose texts are read as they are: `prompt` and answers that would be read as turns become lists of one turn."""
+    """Make a row's text unambiguous: `prompt` and answers that would be parsed as turns become lists of one turn."""
     forms = {"prompt": lambda text: to_json(user_turn(text)), **dict.fromkeys(ANSWERS, answer_to_json)}
     return {name: forms[name](value) if name in forms and isinstance(value, str) else value for name, value in row.items()}
 
@@ -169,7 +169,7 @@ _BOUNDARY = re.compile(rf"(?<![.!?…؟۔])[.!?…؟۔]++{_CLOSING}(?=\s)|(?<![�
 
 
 def segment_ends(text: str) -> list[int]:
-    """The offset, in code points, behind each sentence or line of a text; a blank line belongs to the next sentence.
+    """Return the end offset of each sentence or line, in code points. A blank line belongs to the next sentence.
 
     The text before an offset ends without whitespace. The last offset is the end of the text without trailing whitespace.
     """

@@ -1,7 +1,7 @@
 """Checks of fields. Each returns the value in the form that the records keep, or raises a UserError that names the field.
 
 A message has the form `field 'NAME': problem; remedy`; a reader prepends the file and the line.
-The second half contains the fields of published data that change the meaning of a row. Each is read or refused, because a
+The second half contains the fields of published data that change the meaning of a row. Each is used or rejected, because a
 row without its system prompt, its tools or its label still looks valid. Other unknown fields are ignored.
 """
 
@@ -17,12 +17,12 @@ SPELLING_SIMILARITY = 0.85  # similarity above which an unknown field counts as 
 
 
 def field_error(field: str, wrong: str, remedy: str) -> UserError:
-    """The error for a bad field: `wrong` is the predicate of a sentence, `remedy` an instruction."""
+    """Return the error for a bad field: `wrong` is the predicate of a sentence, `remedy` an instruction."""
     return UserError(f"field '{field}': {wrong}; {remedy}")
 
 
 def check_row(row: object) -> Mapping[str, Any]:
-    """A decoded row; an error in its place is raised."""
+    """Return a decoded row, or raise the error that replaces it."""
     if isinstance(row, UserError):
         raise row
     if not isinstance(row, Mapping):
@@ -51,7 +51,7 @@ class WatchedRow(dict[str, Any]):
 
 
 def required_field(row: Mapping[str, Any], field: str, remedy: str) -> Any:
-    """The value of a field that must be given. None counts as missing: Parquet fills missing fields with it."""
+    """Return the value of a required field. None counts as missing because Parquet fills missing fields with it."""
     value = row.get(field)
     if value is None:
         raise field_error(field, "is missing", remedy)
@@ -62,32 +62,32 @@ CUT_REASONS = ("length", "max_tokens", "max_length")
 
 
 def is_cut(finish_reason: str | None) -> bool:
-    """Whether a response was cut at the token limit, by the reason that OpenAI's, Anthropic's or vLLM's API returns."""
+    """Return whether a response was cut at the token limit, by the finish reason of OpenAI's, Anthropic's or vLLM's API."""
     return finish_reason is not None and finish_reason.strip().lower() in CUT_REASONS
 
 
 def as_lists(value: object) -> object:
-    """A value with its tuples, also nested ones, as lists."""
+    """Convert tuples in a value to lists, also nested ones."""
     return [as_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 def without_none(row: dict[str, Any]) -> dict[str, Any]:
-    """A row without its empty fields."""
+    """Remove the empty fields of a row."""
     return {field: value for field, value in row.items() if value is not None}
 
 
 def text_or_none(value: object) -> str | None:
-    """A value if it is text that is not blank, else None: an odd category does not refuse another project's row."""
+    """Return a value if it is nonblank text, else None, so that an odd category does not reject another project's row."""
     return value if isinstance(value, str) and value.strip() else None
 
 
 def id_or_none(value: object) -> str | None:
-    """An id, given as text or as a whole number, or None if it is neither."""
+    """Return an id given as text or as an integer, or None if it is neither."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else text_or_none(value)
 
 
 def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse a field whose name is similar to a known one: ignoring it would lose a judgment."""
+    """Reject a field whose name is similar to a known one, because ignoring it would lose a judgment."""
     names = list(known)
     for field, value in row.items():
         if field in names or value is None:
@@ -98,7 +98,7 @@ def check_spelling(row: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def check_text(value: object, field: str, *, may_be_empty: bool = False) -> str:
-    """Text that is not blank and can be encoded as UTF-8. It is not stripped: spaces at the ends are part of the data."""
+    """Check that text is not blank and can be encoded as UTF-8. It is not stripped: outer spaces are part of the data."""
     if value is None:  # null, or an empty cell of a table
         raise field_error(field, "is empty", "add the text or remove the row")
     if not isinstance(value, str):
@@ -127,14 +127,14 @@ def check_optional_bool(value: object, field: str) -> bool | None:
 
 
 def check_id(value: object) -> str | None:
-    """An id, kept as text; a whole number is accepted because many data sets number their rows."""
+    """Return an id as text. Integers are accepted because many data sets number their rows."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return check_optional_text(value, "id")
 
 
 def check_list(value: object, field: str, count: int | None = None) -> list[Any]:
-    """A list, of `count` entries (one for each response) if a count is given."""
+    """Check a list, which must have `count` entries (one per response) if a count is given."""
     if not isinstance(value, list | tuple):
         remedy = "write it as JSON, with double quotes" if str(value).startswith("[") else "write it as [..., ...]"
         raise field_error(field, f"must be a list, not {short_repr(value)}", remedy)
@@ -144,13 +144,13 @@ def check_list(value: object, field: str, count: int | None = None) -> list[Any]
 
 
 def check_texts(value: object, field: str, count: int | None = None, *, may_be_empty: bool = False) -> tuple[str, ...]:
-    """A list of texts, none empty unless they may be."""
+    """Check a list of strings. They may be empty only if `may_be_empty` is set."""
     entries = enumerate(check_list(value, field, count))
     return tuple(check_text(entry, f"{field}[{i}]", may_be_empty=may_be_empty) for i, entry in entries)
 
 
 def check_whole_numbers(value: object, field: str, count: int, low: int, high: int | None) -> tuple[int, ...]:
-    """A list of `count` integers from `low` to `high` (None: no upper limit), also written as 1.0, but not as true."""
+    """Check a list of `count` integers from `low` to `high` (no upper limit if None). 1.0 is accepted, true is not."""
     entries = check_list(value, field, count)
     allowed = f"from {low} to {high}" if high is not None else f"of {low} or more"
     for i, entry in enumerate(entries):
@@ -161,7 +161,7 @@ def check_whole_numbers(value: object, field: str, count: int, low: int, high: i
 
 
 def check_token_ids(value: object, field: str) -> tuple[int, ...]:
-    """Token ids, at least one; which of them exist depends on the tokenizer."""
+    """Check token ids: at least one. Valid ids depend on the tokenizer."""
     ids = check_list(value, field)
     if not ids:
         raise field_error(field, "is empty", "add the ids or remove the row")
@@ -169,7 +169,7 @@ def check_token_ids(value: object, field: str) -> tuple[int, ...]:
 
 
 def attended_ids(ids: object, mask: object) -> tuple[Any, ...]:
-    """Token ids without those that an attention mask leaves out, which are padding; no mask (None) leaves out none."""
+    """Return token ids without padding, as marked by an attention mask. Without a mask (None), return all."""
     token_ids = check_list(ids, "input_ids")
     if mask is None:
         return tuple(token_ids)
@@ -181,7 +181,7 @@ def attended_ids(ids: object, mask: object) -> tuple[Any, ...]:
 
 
 def check_attributes(value: object) -> dict[str, float]:
-    """Finite numbers by name, at least one; null counts as absent, as Parquet writes it."""
+    """Check finite numbers by name: at least one. null counts as missing, as Parquet writes it."""
     if not isinstance(value, Mapping):
         raise field_error("attributes", f"must be an object, not {short_repr(value)}", 'use {"name": number, ...}')
     attributes = {str(name): number for name, number in value.items() if number is not None}
@@ -198,7 +198,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _number(value: object) -> int | float | None:
-    """A number, which may be written as text; None for any other value."""
+    """Return a number, which may be given as text, or None for any other value."""
     try:
         return value if _is_number(value) else float(value) if isinstance(value, str) else None
     except ValueError:
@@ -206,20 +206,20 @@ def _number(value: object) -> int | float | None:
 
 
 def check_score(value: object, field: str) -> float:
-    """A score to rank by: any number but NaN, which cannot be ordered."""
+    """Check a score to rank by: any number except NaN, which cannot be ordered."""
     if not _is_number(value) or math.isnan(value):
         raise field_error(field, f"is {short_repr(value)}", _decimal_point(value) or "give a number")
     return float(value)
 
 
 def _decimal_point(value: object) -> str:
-    """What to write in place of a number with a decimal comma; "" for any other value."""
+    """Return the remedy for a number with a decimal comma, or "" for any other value."""
     is_comma = isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value) is not None
     return f"write {str(value).strip().replace(',', '.')}, with a decimal point, in the whole column" if is_comma else ""
 
 
 def check_margin(value: object) -> float:
-    """How much better the first response of a pair is: a finite number that is not negative."""
+    """Check the margin of a pair: a finite number that is not negative."""
     if not _is_number(value) or not math.isfinite(value) or value < 0:
         remedy = _decimal_point(value) or "use a finite number that is 0 or more, or leave it out"
         raise field_error("margin", f"is {short_repr(value)}", remedy)
@@ -227,7 +227,7 @@ def check_margin(value: object) -> float:
 
 
 def check_preferences(value: object, count: int) -> tuple[tuple[float, ...], ...]:
-    """The probability that response i beats j, for `count` responses; what (i, j) and (j, i) leave of 1 is a tie."""
+    """Check the probabilities that response i beats j, for `count` responses. 1 minus (i, j) and (j, i) is for a tie."""
     rows = [check_list(row, f"preferences[{i}]", count) for i, row in enumerate(check_list(value, "preferences", count))]
     for i, row in enumerate(rows):
         for j, entry in enumerate(row):
@@ -243,7 +243,7 @@ def check_preferences(value: object, count: int) -> tuple[tuple[float, ...], ...
 
 
 def check_flags(value: object, count: int) -> tuple[str, ...] | tuple[tuple[str, ...], ...]:
-    """Flags: names for the whole ranking (`["unclear"]`), or a list of names for each of the `count` responses."""
+    """Check flags: names for the ranking (`["unclear"]`), or a list of names for each of the `count` responses."""
     entries = check_list(value, "flags")
     if any(isinstance(entry, list | tuple) for entry in entries):
         per_response = check_list(entries, "flags", count)
@@ -262,9 +262,9 @@ SYSTEM_FIELDS = ("system", "system_prompt")
 HISTORY = "history"
 """Read as the turns before the prompt: LLaMA-Factory's pairs of a question and its answer, or turns."""
 LEARNING_FLAGS = ("weight", "train", "training", "loss")
-"""Of assistant turns, and of rows: whether they are learned. Names of OpenAI, axolotl and ms-swift."""
+"""Flags of assistant turns and of rows to train on. Names of OpenAI, axolotl and ms-swift."""
 DESIRABLE = ("label", "kto_tag")
-"""Of TRL's and LLaMA-Factory's unpaired preferences: whether the answer is a good one."""
+"""Label of a good answer in TRL's and LLaMA-Factory's unpaired preferences."""
 SCORES = (
     ("score_chosen", "score_rejected"),
     ("chosen_score", "rejected_score"),
@@ -275,16 +275,16 @@ SCORES = (
 
 
 def check_turn(turn: Row, field: str) -> None:
-    """Refuse a turn that holds more than its text."""
+    """Reject a turn that contains more than its text."""
     _refuse(turn, REFUSED_IN_TURNS, f"{field}.", "turn")
 
 
 def check_meaning(row: Row, *, learned: bool, demonstration: bool) -> None:
-    """Refuse a row whose fields ask for what cannot be done with it.
+    """Reject a row whose fields request unsupported processing.
 
     Args:
-        learned: its answers are read, too, and not only its prompt.
-        demonstration: its answer is one to imitate.
+        learned: whether the answers are used, too, and not only the prompt.
+        demonstration: whether the answer is to be imitated.
     """
     _refuse(row, REFUSED_IN_ROWS if learned else [name for name in REFUSED_IN_ROWS if name not in REASONING], "", "row")
     for name in LEARNING_FLAGS if learned else ():
@@ -304,14 +304,14 @@ def _refuse(fields: Row, names: Iterable[str], before: str, what: str) -> None:
 
 
 def is_set(value: object) -> bool:
-    """Whether a field holds anything: Parquet fills gaps with null, other writers with empty lists and texts."""
+    """Return whether a field has a value. Parquet fills gaps with null, other writers with empty lists and strings."""
     if value is None or value is False or (isinstance(value, str) and value.strip() in ("", "[]", "{}", "null")):
         return False
     return not isinstance(value, list | tuple | Mapping) or any(map(is_set, value))
 
 
 def is_learned(fields: Row, name: str, field: str) -> bool:
-    """Whether a flag of a turn or row, 1 or true against 0 or false, asks to learn it."""
+    """Return whether a flag of a turn or row (1 or true, 0 or false) marks it for training."""
     value = fields[name]
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise field_error(field, f"is {short_repr(value)}", "use 1 or 0: fractional loss weights are not supported")
@@ -319,7 +319,7 @@ def is_learned(fields: Row, name: str, field: str) -> bool:
 
 
 def learned_turns(turns: Sequence[Any], field: str) -> list[bool]:
-    """Whether each of the checked turns is learned: the assistant's turns that no flag excludes."""
+    """Return whether each checked turn is trained on: the assistant's turns that no flag excludes."""
     return [
         turn["role"] == "assistant"
         and all(is_learned(turn, name, f"{field}[{i}].{name}") for name in LEARNING_FLAGS if turn.get(name) is not None)
@@ -328,7 +328,7 @@ def learned_turns(turns: Sequence[Any], field: str) -> list[bool]:
 
 
 def check_scores(row: Row) -> bool:
-    """Whether the two scores of a pair are equal; a rejected response with the higher score is refused."""
+    """Return whether the scores of a pair are equal. Raise an error if the rejected response has the higher score."""
     for chosen, rejected in SCORES:
         scores = (_number(row.get(chosen)), _number(row.get(rejected)))
         if scores[0] is None or scores[1] is None:
@@ -342,10 +342,10 @@ def check_scores(row: Row) -> bool:
 
 
 def turns_before(row: Row, *, has_history: bool) -> tuple[str | None, list[dict[str, Any]]]:
-    """The system text of a row, and the turns before its prompt, from fields beside the prompt.
+    """Return the system text of a row and the turns before its prompt, from fields beside the prompt.
 
     Args:
-        has_history: `history` holds earlier turns; False in a layout that calls its prompt so.
+        has_history: whether `history` holds earlier turns. False for a layout whose prompt has this name.
     """
     texts = {name: check_text(row[name], name) for name in SYSTEM_FIELDS if is_set(row.get(name))}
     if len(set(texts.values())) > 1:

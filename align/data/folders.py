@@ -1,7 +1,7 @@
-"""Which files of a folder are read: its subsets, its splits, and files that hold the same rows in several forms.
+"""Selection of the files of a folder: its subsets, its splits, and files with the same rows in several formats.
 
 A folder is laid out as a data set of the hub: `configs` in the YAML block of its README name the files of each subset, as in
-`datasets`. Without them, each folder inside it is a subset. Folders that `save_to_disk` has written are read by `datasets`.
+`datasets`. Without them, each folder inside it is a subset. Folders written by `save_to_disk` are loaded with `datasets`.
 """
 
 import json
@@ -26,14 +26,14 @@ SAVED = ("dataset_dict.json", "state.json")
 """Files that mark a folder of `save_to_disk`."""
 SPLIT_NAMES = {"train", "validation", "valid", "val", "dev", "test", "eval"}
 NO_SUBSETS = SPLIT_NAMES | {"data", "json", "jsonl", "csv", "tsv", "parquet", "default"}
-"""Names of folders that hold splits or forms of one data set."""
+"""Names of folders for splits or formats of one data set."""
 SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5,}\..*")
 SHARD_NUMBER = re.compile(r"-\d{5}-of-\d{5,}")
 MOST_NAMES = 8
 
 
 class FolderPart(NamedTuple):
-    """The part of a folder that is asked for: the options `subset` and `split` of a source."""
+    """The requested part of a folder: the options `subset` and `split` of a source."""
 
     subset: str | None
     split: str
@@ -42,10 +42,10 @@ class FolderPart(NamedTuple):
 
 
 def folder_rows(folder: Path, label: str, part: FolderPart, columns: Mapping[str, str]) -> Iterator[SourceRow]:
-    """The rows of a part of a folder.
+    """Yield the rows of a part of a folder.
 
     Args:
-        label: the name of the folder for messages.
+        label: folder name for messages.
         columns: see `renamed`.
 
     Raises:
@@ -117,12 +117,12 @@ def _is_data(path: Path, folder: Path) -> bool:
 
 
 def _subsets_of(path: Path, folder: Path) -> set[str]:
-    """The first folder on the path of a file that is not named after a split or a format."""
+    """Return the first folder on the path of a file that is not named after a split or a format."""
     return set(islice((name for name in path.relative_to(folder).parts[:-1] if name.lower() not in NO_SUBSETS), 1))
 
 
 def _files_of_split(files: list[Path], folder: Path, label: str, part: FolderPart) -> list[Path]:
-    """The files whose paths name the split; if none does, those that name no split, which hold the training data."""
+    """Return the files whose paths name the split; if none does, the training data: files that name no split."""
     split = part.split.lower()
     splits = {path: _splits_of(path, folder, split) for path in files}
     of_split, of_none = [path for path in files if split in splits[path]], [path for path in files if not splits[path]]
@@ -138,9 +138,9 @@ def _files_of_split(files: list[Path], folder: Path, label: str, part: FolderPar
 
 
 def _splits_of(path: Path, folder: Path, asked: str) -> set[str]:
-    """The splits that a file's path inside its folder names, which may be the one `asked` for; empty: it names none.
+    """Return the splits named in a file's path inside its folder, such as the one `asked` for. May be empty.
 
-    A shard, such as `data/train_prefs-00000-of-00001.parquet`, is of the split `train_prefs` alone, as in `datasets`.
+    A shard, such as `data/train_prefs-00000-of-00001.parquet`, belongs only to the split `train_prefs`, as in `datasets`.
     """
     words = set(re.split(r"[^a-z0-9]+", str(path.relative_to(folder)).lower())) | {path.name.lower().split(".")[0]}
     shard = SHARD.fullmatch(path.name.lower())
@@ -150,10 +150,10 @@ def _splits_of(path: Path, folder: Path, asked: str) -> set[str]:
 
 
 def _in_one_form(files: list[Path], folder: Path, label: str) -> list[Path]:
-    """The files without those that hold the rows of others in another form, such as `train.parquet` beside `train.jsonl`.
+    """Drop files that repeat the rows of others in another format, such as `train.parquet` beside `train.jsonl`.
 
-    Files hold the same rows if their names differ in the ending alone, or if their first rows are equal. All shards of one
-    form count together.
+    Files hold the same rows if their names differ only in the ending, or if their first rows are equal. All shards of one
+    format count together.
     """
     forms: dict[tuple[Path, str, str], list[Path]] = {}
     for path in files:
@@ -185,7 +185,7 @@ def _stem_and_ending(path: Path) -> tuple[str, str]:
 
 
 def _first_row(path: Path) -> object:
-    """The first row of a file in a form that does not depend on the format; None if it cannot be read."""
+    """Return the first row of a file in a format-independent form, or None if it cannot be read."""
     try:
         row = next(iter(file_rows(path, path.name, {}))).row
     except (UserError, StopIteration):
@@ -200,7 +200,7 @@ def _first_row(path: Path) -> object:
 
 
 def _readme_configs(folder: Path, label: str) -> list[dict[str, Any]]:
-    """The entries of `configs` in the YAML block at the start of README.md; empty if there are none."""
+    """Return the entries of `configs` in the YAML block at the start of README.md. Empty if there are none."""
     path = folder / "README.md"
     if not path.is_file():
         return []
@@ -247,7 +247,7 @@ def _files_of_config(folder: Path, label: str, configs: list[dict[str, Any]], pa
 
 
 def _patterns(data_files: object) -> dict[str, list[str]]:
-    """The patterns of the files of each split; without a split, files hold the training data."""
+    """Return the file patterns of each split. Files without a split hold the training data."""
     if isinstance(data_files, str):
         return {"train": [data_files]}
     if isinstance(data_files, dict):
@@ -266,7 +266,7 @@ def _glob(base: Path, label: str, patterns: list[str]) -> list[Path]:
     for pattern in patterns:
         if "://" in pattern or pattern.startswith("/") or ".." in Path(pattern).parts:
             raise UserError(f"{label}: its README refers to {pattern}, which is outside the folder; pass the files directly")
-        deep = f"{pattern}/*" if pattern.endswith("**") else pattern  # `**` alone matches folders
+        deep = f"{pattern}/*" if pattern.endswith("**") else pattern  # `**` by itself matches only folders
         matches = sorted(path for path in base.glob(deep) if path.is_file())
         if not matches:
             raise UserError(f"{label}: its README refers to {pattern}, but there is no such file; download the data files")
@@ -278,7 +278,7 @@ def _glob(base: Path, label: str, patterns: list[str]) -> list[Path]:
 
 
 def _choose_saved(folder: Path, label: str, saved: set[Path], part: FolderPart) -> Path:
-    """The saved data set inside a folder that the subset names."""
+    """Return the saved data set inside a folder that the subset names."""
     names = {str(path.relative_to(folder)): path for path in saved}
     if part.subset is None:
         raise UserError(f"{label}: contains the data sets {_listed(names)}; choose one: {label}[subset={min(names)}]")

@@ -37,7 +37,7 @@ def _prompt_by(prompt: Reader) -> Callable[[Row], Sequence[Record]]:
 
 
 def _prompt_from_ids(row: Row) -> list[Record]:
-    """A prompt that was tokenized before, as TRL's PPO reads it; a text beside it is for reward functions."""
+    """Convert a tokenized prompt, as in TRL's PPO. Text beside it is for reward functions."""
     text = next((f for f in FORMATS if f.kind is Prompt and f.name != "token ids" and f.matches(row)), None)
     if row.get("labels") is not None:
         raise field_error(
@@ -127,10 +127,10 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
     by prompt.
 
     Args:
-        unused: counts the fields that were given and not read.
+        unused: counts the fields that were given but not used.
 
     Raises:
-        UserError: that names the bad field, or the fields of the known layouts if none is recognized.
+        UserError: if a field is invalid or no layout is recognized. Names the field, or the fields of known layouts.
     """
     given = row = check_row(row)
     arrays = {
@@ -159,7 +159,7 @@ def convert_row(row: object, kind: type[Record], unused: Counter[str] | None = N
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    """Return the columns of a row of prompts that are not the prompt; those inside `columns` are among them."""
+    """Return the columns of a prompt row except the prompt, including the columns inside `columns`."""
     inside = row.get("columns")
     further = dict(inside) if isinstance(inside, Mapping) else {}
     return {name: value for name, value in row.items() if name not in PROMPT_COLUMNS} | further

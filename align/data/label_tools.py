@@ -110,7 +110,7 @@ def _is_first_version(column: object) -> bool:
 
 
 def argilla_fields(row: Row) -> Row:
-    """Return the texts of a record by name."""
+    """Return the text fields of a record by name."""
     return row["fields"] if isinstance(row.get("fields"), Mapping) else row
 
 
@@ -152,7 +152,7 @@ def is_label_studio(row: Row) -> bool:
 
 
 def label_studio_fields(row: Row) -> Row:
-    """Return the texts of a task by name. Items of a list to rank are keyed by id."""
+    """Return the text fields of a task by name. Items of a list to rank are keyed by id."""
     data: Row = row["data"]
     items = next((value for value in data.values() if _are_items(value)), ())
     return {**data, **{str(item["id"]): item.get("body") or item.get("title") for item in items}}

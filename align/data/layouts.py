@@ -42,7 +42,7 @@ class Format:
     """A row layout: its fields in words, a predicate, and a conversion to records.
 
     Attributes:
-        prompt: returns the fields of a row's `Prompt`; None if the row has a field `prompt`, or is a tree.
+        prompt: function that returns the fields of a row's `Prompt`. None if the row has a field `prompt` or is a tree.
     """
 
     name: str
@@ -104,7 +104,7 @@ def messages_prompt(row: Row) -> Fields:
 
 
 def pair(row: Row) -> list[Record]:
-    """Convert a pair of texts or conversations. Full conversations (TRL's implicit prompt, UltraFeedback) are split."""
+    """Convert a pair of responses or conversations. Full conversations (TRL's implicit prompt, UltraFeedback) are split."""
     chosen = required_field(row, "chosen", "a pair needs prompt, chosen and rejected")
     rejected = required_field(row, "rejected", "a pair needs prompt, chosen and rejected")
     if _is_whole_conversation(chosen) or _is_whole_conversation(rejected):
@@ -134,7 +134,7 @@ def _check_asked(asked: object, turns: Conversation) -> None:
 
 
 def is_whole_pair(row: Row) -> bool:
-    """Whether `chosen` is a whole conversation."""
+    """Return whether `chosen` is a full conversation."""
     return _is_whole_conversation(row.get("chosen"))
 
 
@@ -264,7 +264,7 @@ ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
 
 
 def is_tree(row: Mapping[str, Any]) -> bool:
-    """Whether a row is a tree of messages."""
+    """Return whether a row is a tree of messages."""
     return isinstance(row.get("prompt"), Mapping) and "replies" in row["prompt"]
 
 

@@ -24,7 +24,7 @@ def is_question_turns(row: Row) -> bool:
 
 
 def question_turn(row: Row) -> Fields:
-    """Return the first turn of an MT-bench or Arena-Hard question. Later turns follow an answer."""
+    """Return the first turn of an MT-bench or Arena-Hard question. Later turns depend on an answer."""
     first = row["turns"][0]
     text = first.get("content") if isinstance(first, Mapping) else first
     id = id_or_none(row.get("question_id")) or id_or_none(row.get("uid"))
@@ -39,7 +39,7 @@ def arena_questions(row: Row) -> Fields:
 
 
 def _arena_side(row: Row, field: str) -> Conversation:
-    """Return a conversation up to the judged turn. MT-bench's judgments of `turn` 1 include both turns."""
+    """Return a conversation up to the judged turn. MT-bench rows that judge `turn` 1 contain both turns."""
     turns = check_conversation(_decoded(row.get(field)), field)
     judged = row.get("turn")
     return turns[: 2 * judged] if isinstance(judged, int) and not isinstance(judged, bool) and judged > 0 else turns
@@ -65,7 +65,7 @@ def _arena_55k_texts(row: Row, field: str) -> list[str]:
 
 
 def arena_55k_questions(row: Row) -> Fields:
-    """Return the turns before the first model's last answer."""
+    """Return the conversation up to the last answer of the first model."""
     questions, answered = _arena_55k_texts(row, "prompt"), _arena_55k_texts(row, "response_a")
     if len(questions) != len(answered):
         wrong = f"has {len(answered)} texts for {len(questions)} of 'prompt'"
@@ -128,7 +128,7 @@ QA_PREDICTIONS = tuple(f"prediction {number}" for number in (1, 2, 3, 4))
 def qa_feedback_answers(row: Row) -> Fields:
     """Rank four answers by the preferences for the pairs 12, 13, 14, 23, 24, 34 (0 equal, 1 first, 2 second).
 
-    Preferences of pairs may form a cycle: responses are ranked by their wins, a tie counts as half.
+    Pairwise preferences may form a cycle, so responses are ranked by their number of wins. A tie counts as half a win.
     """
     texts = [check_text(row.get(name), name) for name in QA_PREDICTIONS]
     preferences = check_list(row["preference"], "preference")

@@ -1,7 +1,7 @@
-"""Layouts of published data sets: how to recognize each, and how to extract prompts and answers.
+"""Layouts of published data sets: recognition, and extraction of prompts and answers.
 
 A row is converted to the fields of one of this project's layouts: `messages`, `completion`, `chosen` and `rejected`,
-`responses` and `ranks`, or the `response` and `rating` of one answer. The fields of a layout are those of a data set's card.
+`responses` and `ranks`, or the `response` and `rating` of one answer. The fields of a layout follow the data set's card.
 """
 
 import math
@@ -65,8 +65,8 @@ def published(name: str, kind: type[Record], fields: str, matches: Matcher, prom
     """Define a layout whose rows are first converted to a native layout.
 
     Args:
-        prompt: returns the prompt of a row, its id and its category.
-        answers: returns the answers of a row with their order.
+        prompt: function that returns the prompt of a row, its id and its category.
+        answers: function that returns the answers of a row with their order.
     """
 
     def read_prompt(row: Row) -> Fields:
@@ -88,13 +88,13 @@ IN_PAIR = ("chosen", "rejected")
 
 
 def _is_text_pair(*prompt: str) -> Matcher:
-    """Return whether a row has a pair of texts and one of these fields, but no `prompt`."""
+    """Return whether a row has a pair of responses and one of these fields, but no `prompt`."""
     is_pair, asks = has(*IN_PAIR, without=("prompt",)), has_any(*prompt)
     return lambda row: is_pair(row) and asks(row) and isinstance(row["chosen"], str)
 
 
 def is_messages_pair(row: Row) -> bool:
-    """Whether a row has a list `messages` and two responses to it."""
+    """Return whether a row has a list `messages` and two responses to it."""
     return has("messages", *IN_PAIR)(row) and isinstance(row["chosen"], Mapping)
 
 
@@ -281,7 +281,7 @@ _RANKINGS: tuple[Entry, ...] = (
     # lvwerra/stack-exchange-paired: `response_j` was voted above `response_k`
     ("StackExchange pair", "question, response_j, response_k", has("question", "response_j"), _question,
      pair_of("response_j", "response_k")),
-    # lmsys/lmsys-arena-human-preference-55k: `prompt` and responses are JSON lists of texts
+    # lmsys/lmsys-arena-human-preference-55k: `prompt` and responses are JSON lists of strings
     ("Arena 55k", "prompt, response_a, response_b, winner_model_a", has_any("winner_model_a"), arena_55k_questions,
      arena_55k_answers),
     # Native spreadsheet format: two answers, and a column with the better one

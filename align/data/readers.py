@@ -30,11 +30,11 @@ class Scan(Generic[R]):
     """Contents of a source.
 
     Attributes:
-        records: those of all good rows.
-        formats: rows by layout.
-        unused: rows in which a field was given and not read, by the field's name.
+        records: records of all good rows.
+        formats: number of rows by layout.
+        unused: number of rows in which a field was given but not used, by field name.
         problems: a line for each bad row.
-        single: prompts with one rated response, which make no ranking.
+        single: prompts with one rated response, which cannot form a ranking.
     """
 
     records: list[R] = field(default_factory=list)
@@ -92,11 +92,11 @@ def read_records(
             or the name of a hub data set. An existing path takes precedence.
         kind: Demonstration, Ranking, RuleJudgment or Prompt; the layout is recognized row by row (`align.data.formats`).
         skip_bad_rows: log the number of bad rows and the first five, and return the others.
-        split: for folders and hub names.
+        split: split of a folder or hub data set.
         token_ids: accept prompts as token ids (`Prompt.ids`), which have no text.
 
     Raises:
-        UserError: in one line, for a bad row ("FILE:LINE: field 'ranks': problem; remedy", or
+        UserError: one line, if a row is invalid ("FILE:LINE: field 'ranks': problem; remedy", or
             "FILE: row N: ..." in files without lines), an unreadable source, or one without a usable record.
     """
     return scan_records(source, kind, skip_bad_rows=skip_bad_rows, split=split, token_ids=token_ids).records
@@ -113,7 +113,7 @@ def scan_records(
 ) -> Scan[R]:
     """Read the records of a source with counts and problems.
 
-    Arguments and errors are those of `read_records` and `scan_rows`.
+    For arguments and errors, see `read_records` and `scan_rows`.
     """
     rows = iter_rows(os.fspath(source), split)
     scanned = scan_rows(rows, kind, stop_at_bad=not skip_bad_rows, number_rows=number_rows)
@@ -177,7 +177,7 @@ def parse_rows(
 
     Args:
         parse: from a row's fields and its number, from 1, to the items in it; raises a `UserError` for a bad row.
-        nothing: the error for sources without an item, such as "holds no usable question".
+        nothing: error message for sources without items, such as "holds no usable question".
     """
     rows = (row for source in sources for row in iter_rows(source, split))
     columns = set().union(*map(field_columns, sources))
@@ -228,7 +228,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
     Equal records give equal bytes.
 
     Args:
-        path: a name that ends in .jsonl or .jsonl.gz; its folder is made if it is missing.
+        path: a name that ends in .jsonl or .jsonl.gz. Its folder is created if missing.
     """
     target = Path(os.path.realpath(path))  # follow symlinks
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
@@ -277,7 +277,7 @@ class FewShotPrompt:
     InstructGPT compares with such a baseline, "GPT-3 (prompted)" (Ouyang et al. 2022, figure 1).
 
     Attributes:
-        instruction: starts the first user turn, because some templates have no system role; may be empty.
+        instruction: beginning of the first user turn, because some templates have no system role. May be empty.
         examples: questions with their answers, as earlier turns.
     """
 

@@ -106,8 +106,8 @@ class Demonstration(Record):
 
     Attributes:
         prompt: every turn before the first one to learn from.
-        continuation: starts and ends with an assistant turn; each assistant turn in it is learned.
-        finish_reason: why the last turn ended, see `is_cut`; None: it is complete.
+        continuation: starts and ends with an assistant turn. Every assistant turn in it is trained on.
+        finish_reason: finish reason of the last turn, see `is_cut`. None if the turn is complete.
     """
 
     prompt: Conversation
@@ -194,20 +194,20 @@ def _split_messages(messages: Conversation) -> tuple[Conversation, Conversation]
 class Ranking(Record):
     """K ranked responses to one prompt. A pair is a ranking of two.
 
-    K and the ratings are those of Ouyang et al. 2022 (InstructGPT), section 3.4 and appendix B.
+    K and the ratings follow Ouyang et al. 2022 (InstructGPT), section 3.4 and appendix B.
 
     Attributes:
-        responses: texts [K], K from 2 to 9; policies write empty ones, too, and people rank them.
-        ranks: [K], 1 for the best, equal for a tie; any whole numbers from 1 up, stored as 1..m without gaps. Two ranks of
-            one text are refused.
-        margin: how much better the better response of a pair is, finite and 0 or more; pairs only.
-        labeler: who ranked.
-        ratings: the quality of each response [K], from 1 to 7.
-        preferences: the probability that response i is better than response j [K, K], where labelers disagree or may be
-            wrong; 1 minus the entries (i, j) and (j, i) is the probability of a tie.
-        flags: names for the whole ranking, or a tuple of names for each response.
-        model: which model wrote each response [K].
-        finish_reason: why each response [K] ended, see `is_cut`; None: all are complete.
+        responses: text of each response [K], K from 2 to 9. May be empty, as policies write it.
+        ranks: [K], 1 for the best, equal for a tie; any integers from 1, stored as 1..m without gaps. Equal responses must
+            have equal ranks.
+        margin: preference strength of a pair, finite and 0 or more; pairs only.
+        labeler: name or id of the labeler.
+        ratings: quality of each response [K], from 1 to 7.
+        preferences: probability that response i is better than response j [K, K], if labelers disagree or may be wrong.
+            1 minus the entries (i, j) and (j, i) is the probability of a tie.
+        flags: names for the ranking, or a tuple of names for each response.
+        model: model that wrote each response [K].
+        finish_reason: finish reason of each response [K], see `is_cut`. None if all are complete.
         overruled: true if a lead's decision on the same item replaces the ranking. Training leaves it out.
     """
 
@@ -286,8 +286,8 @@ class Prompt(Record):
 
     Attributes:
         prompt: ends with a user turn; may be empty if the prompt is given as token ids.
-        ids: token ids that the model reads in place of the text; None: it reads the text.
-        columns: the others of the row, for reward functions.
+        ids: token ids to use instead of the text. If None, the text is tokenized.
+        columns: other columns of the row, for reward functions.
     """
 
     prompt: Conversation = ()
@@ -327,11 +327,11 @@ class RuleJudgment(Record):
         response: its text; may be empty, as policies write it.
         rule: the rule's id in forms/rules.
         verdict: violates, unsure or follows.
-        labeler: who judged.
-        decision: whether a lead made it, whose verdict counts instead of the labelers'.
+        labeler: name or id of the labeler.
+        decision: whether a lead made the judgment. It counts instead of the labelers' verdicts.
         overruled: true if a lead's decision replaces it. Training leaves it out.
         note: the labeler's comment; may be empty.
-        model: which model wrote the response, if known.
+        model: model that wrote the response, if known.
     """
 
     prompt: Conversation
@@ -371,8 +371,8 @@ class AttributeJudgment(Record):
 
     Attributes:
         response: its text; may be empty, as policies write it.
-        attributes: finite numbers by name: 0 or 1 for a yes or no, 1 to 7 for a rating.
-        labeler: who judged.
+        attributes: finite numbers by name: 0 or 1 for a yes/no attribute, 1 to 7 for a rating.
+        labeler: name or id of the labeler.
         overruled: true if a lead's decision replaces it. Training leaves it out.
     """
 
@@ -397,7 +397,7 @@ class AttributeJudgment(Record):
 
 
 def ranks_from_scores(scores: Sequence[float]) -> tuple[int, ...]:
-    """Dense ranks [K] of scores [K]: the highest score has rank 1, equal scores share a rank."""
+    """Return the dense ranks [K] of scores [K]: the highest score has rank 1, equal scores share a rank."""
     levels = sorted(set(scores), reverse=True)
     return tuple(levels.index(score) + 1 for score in scores)
 

@@ -1,7 +1,7 @@
 """Rows of a file: JSON Lines, JSON arrays, text lines, CSV, Excel, Parquet; optionally compressed with gzip or Zstandard.
 
-A row that cannot be decoded is returned as a bad row: the caller decides whether to stop. A file that cannot be read at all
-is a UserError at once.
+A row that cannot be decoded is returned as a bad row, and the caller decides whether to stop. A file that cannot be read
+raises a UserError immediately.
 """
 
 import codecs
@@ -22,7 +22,7 @@ COMPRESSED = ("", ".gz", ".zst")
 JSON_ENDINGS = tuple(f"{ending}{packed}" for packed in COMPRESSED for ending in (".jsonl", ".json", ".ndjson"))
 CSV_ENDINGS = tuple(f"{ending}{packed}" for packed in COMPRESSED for ending in (".csv", ".tsv"))
 ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".xlsx", ".parquet")
-TEXT_ENDING = ".txt"  # prompts; ignored in folders, where it may be a license
+TEXT_ENDING = ".txt"  # prompts; ignored in folders because it may be a license
 KINDS_OF_FILES = ".jsonl, .json, .ndjson, .csv or .tsv (also with .gz or .zst), .xlsx, .parquet"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -38,7 +38,7 @@ def renamed(rows: Iterable[SourceRow], columns: Mapping[str, str], of_cells: boo
     """Rename columns to fields. A row without a mapped column is a bad row.
 
     Args:
-        of_cells: the values are texts in cells of a table.
+        of_cells: whether the values are strings from table cells.
     """
     for where, row in rows:
         if isinstance(row, Mapping):
@@ -59,7 +59,7 @@ def file_rows(path: Path, label: str, columns: Mapping[str, str]) -> Iterator[So
     """Yield the rows of a file.
 
     Args:
-        label: the name of the file for messages.
+        label: file name for messages.
         columns: see `renamed`.
     """
     name = path.name.lower()

@@ -3,8 +3,8 @@
 A source is a path or a hub name, with options in brackets if needed: `answers.csv[prompt=question, response_a=first]` reads
 columns as fields, and `org/name[subset=preference, split=test]` names a part of a hub data set.
 
-A row that cannot be decoded is returned as a bad row: the caller decides whether to stop. A file that cannot be read at all
-is a UserError at once.
+A row that cannot be decoded is returned as a bad row, and the caller decides whether to stop. A file that cannot be read
+raises a UserError immediately.
 """
 
 import re
@@ -55,7 +55,7 @@ def iter_rows(sources: str | Path, split: str = "train") -> Iterator[SourceRow]:
 
     Args:
         sources: the path, or the name of a hub data set, with options in brackets; several are separated by commas.
-        split: for folders and hub names without this option.
+        split: split of folders and hub data sets without this option.
     """
     for source in split_sources(sources):
         name, columns = _split_options(source)
@@ -78,7 +78,7 @@ def field_columns(sources: str | Path) -> set[str]:
 
 
 def column_names(source: str) -> dict[str, str]:
-    """The columns that the options of one source read as fields, by field."""
+    """Return the column for each field that the options of a source map."""
     return {field: column for field, column in _split_options(source)[1].items() if field not in PART_OPTIONS}
 
 
@@ -95,7 +95,7 @@ def _hub_rows(name: str, split: str, subset: str | None) -> Iterator[SourceRow]:
         if isinstance(error, ValueError) and re.search("config", str(error), re.IGNORECASE):  # the message lists them
             which = " ".join(str(error).split("Example of usage")[0].split())
             raise UserError(f"{name}: {which}; choose one: {name}[subset=NAME]") from error
-        # `datasets` raises ConnectionError for network failures; FileNotFoundError means that the hub answered.
+        # `datasets` raises ConnectionError for network failures; FileNotFoundError means that the hub responded.
         unreachable = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
         why = "could not be reached" if unreachable else "has no loadable data set of that name"
         remedy = "check the path or the network"

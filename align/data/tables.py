@@ -46,8 +46,8 @@ def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]
 def csv_rows(stream: IO[bytes], label: str) -> Iterator[dict[str, str | None] | UserError]:
     """Yield the rows of a CSV file, as written by spreadsheets and pandas, and the errors of bad rows.
 
-    The separator is the one that a first line `sep=;` names (Excel), or the comma, semicolon or tab that the header has most
-    of. `label` is the file's name, for messages.
+    The separator is set by a first line `sep=;` (Excel), or is the most frequent of comma, semicolon and tab in the header.
+    `label` is the file name for messages.
     """
     csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is too small for long documents
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")  # Excel writes a byte order mark
@@ -90,8 +90,8 @@ def _unquoted(header: str, separators: str) -> tuple[str, bool]:
 def excel_rows(path: Path, label: str) -> Iterator[dict[str, str | None] | UserError]:
     """Yield the rows of the first sheet of an Excel file, and errors, like `csv_rows`.
 
-    A cell counts as the text that it holds: "NA" is no gap, and a number in a column of text is its digits. Formulas have
-    the value that was saved with them.
+    Cells are read as text: "NA" is not a missing value, and a number in a text column is its digits. Formulas have the
+    value that was saved with them.
     """
     try:
         from openpyxl import load_workbook

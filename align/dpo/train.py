@@ -68,7 +68,7 @@ class ReferencedRanking(NamedTuple):
 
 
 def rankings_of(examples: Sequence[ReferencedRanking]) -> list[EncodedRanking]:
-    """Return the rankings alone."""
+    """Return the rankings without reference log-probs."""
     return [item.ranking for item in examples]
 
 
@@ -79,16 +79,16 @@ def train(
     order: DataOrder[EncodedRanking],
     held_out: list[EncodedRanking],
 ) -> Path:
-    """Train a policy from the last checkpoint on; return the folder of the best one.
+    """Train a policy from the last checkpoint. Return the folder of the best policy.
 
-    Before training the policy is its own reference, so evaluating it shows nothing. Rankings in `held_out` choose the best
-    policy; there may be none.
+    The initial policy is the reference, so it is not evaluated. Rankings in `held_out` select the best policy; the list may
+    be empty.
     """
     run, budget, backbone = engine.run, config.micro_batch_tokens, loaded.backbone
     profile = flops_profile(backbone, loaded.adapter)
     pair_loss = PairLoss(config.loss, config.beta, config.label_smoothing)
     loss_of = partial(batch_loss, engine.module, pair_loss=pair_loss, device=run.accelerator.device)
-    # Before a checkpoint is loaded, the weights are those of the start.
+    # The reference is computed before a checkpoint replaces the initial weights.
     examples, referenced = compute_reference(order.examples, held_out, engine, backbone, profile, budget)
     batches = order.over(examples)
     loop, monitor = EpochLoop(engine, order, config.eval_steps, measure_of(pair_loss, held_out)), Monitor(run)
@@ -120,7 +120,7 @@ def train(
 
 
 def measure_of(pair_loss: PairLoss, held_out: list[EncodedRanking]) -> dict[str, Any]:
-    """Return the data and settings that the validation loss depends on."""
+    """Return the data and settings that affect the validation loss."""
     settings = {"loss": pair_loss.kind, "beta": pair_loss.beta, "label_smoothing": pair_loss.label_smoothing}
     return measured_on("validation_data", held_out, **settings)
 
@@ -132,7 +132,7 @@ def batch_loss(
     pair_loss: PairLoss,
     device: torch.device,
 ) -> BatchLoss:
-    """Return the share of a micro-batch in the loss, which is a mean over the rankings of the global batch.
+    """Return a micro-batch's contribution to the loss, which is a mean over the rankings of the global batch.
 
     Args:
         examples: the micro-batch.
@@ -191,7 +191,7 @@ def compute_reference(
     profile: FlopsProfile,
     budget: int,
 ) -> tuple[list[ReferencedRanking], list[ReferencedRanking]]:
-    """Return training and held-out rankings with the current weights' log-probs as those of the reference."""
+    """Return training and held-out rankings with reference log-probs from the current weights."""
     run, monitor = engine.run, Monitor(engine.run)
     run.print("dpo: computing the log-probs of all responses under the initial policy, the reference")
     examples, referenced = (
@@ -244,7 +244,7 @@ def evaluate_and_save(
     data: str,
     metrics: dict[str, float],
 ) -> dict[str, float]:
-    """Evaluate the policy and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    """Evaluate the policy and save it if it is the best; return the update's `metrics` with the evaluation's."""
     budget = loop.run.optimization.micro_batch_tokens
     evaluation, scored = evaluate(loop.engine, loaded.backbone, held_out, pair_loss, budget)
     metrics = metrics | evaluation
@@ -275,7 +275,7 @@ class DPOTrainer:
         trainer = DPOTrainer("smollm2-135m", rankings, DPOConfig(output_dir="runs/dpo"))
         folder = trainer.train()
 
-    Arguments are those of `SFTTrainer`.
+    For arguments, see `SFTTrainer`.
     """
 
     @making_trainer()
@@ -305,7 +305,7 @@ class DPOTrainer:
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
-        """Train from the last checkpoint on; return the folder of the best policy."""
+        """Train from the last checkpoint. Return the folder of the best policy."""
         with self.run:
             if self.config.dry_run:
                 pair_loss = PairLoss(self.config.loss, self.config.beta, self.config.label_smoothing)

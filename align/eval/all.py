@@ -37,7 +37,7 @@ class AllConfig(EvalConfig, InferenceConfig):
         """Return the command-line arguments of a task: its config, then the settings shared by all tasks."""
         shared: dict[str, object] = {name: getattr(self, name) for name in ("output", "seed", "dtype", "batch_tokens")}
         shared |= {"skip_bad_rows": self.skip_bad_rows, "table": False}  # one table for all tasks is printed at the end
-        if self.chat_template != "auto":  # toxicity has its own default
+        if self.chat_template != "auto":  # toxicity has another default
             shared["chat_template"] = self.chat_template
         if self.limit:
             shared["limit"] = self.limit

@@ -1,8 +1,8 @@
 """AlpacaEval 2's length-controlled win rate, for prompts of known difficulty.
 
 Dubois et al. 2024, "Length-Controlled AlpacaEval" (arXiv 2404.04475). One logistic regression for each model, without an
-intercept: `logit P(model wins) = a tanh(delta / s) + b difficulty + c`, where delta is by how many characters the baseline's
-answer is longer, and s its standard deviation. The rate is the mean of the predictions at delta = 0.
+intercept: `logit P(model wins) = a tanh(delta / s) + b difficulty + c`, where delta is the length of the baseline's answer
+minus the model's, in characters, and s is its standard deviation. The rate is the mean of the predictions at delta = 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,12 +30,12 @@ LARGEST_LOGIT = 1e3
 
 @dataclass(frozen=True)
 class Anchors:
-    """Comparisons of the baseline with longer and shorter versions of its own answers, of equal quality.
+    """Comparisons of the baseline with longer and shorter versions of its answers, of equal quality.
 
     Attributes:
-        index: [M] the prompt of each row, or -1.
-        features: [M, 3] tanh(delta / s), the prompt's difficulty, and 0: a model's quality has no part in these rows.
-        preference: [M], from 0 to 1, that the altered answer wins.
+        index: [M] prompt index of each row, or -1.
+        features: [M, 3] tanh(delta / s), the prompt's difficulty, and 0, because model quality has no effect here.
+        preference: [M] probability that the altered answer wins.
     """
 
     index: np.ndarray
@@ -60,7 +60,7 @@ class PromptDifficulty:
         """Return the difficulty of each comparison's prompt: [N].
 
         Raises:
-            UserError: for a comparison without an index, and an index without a difficulty.
+            UserError: if a comparison has no index, or an index has no difficulty.
         """
         difficulties = []
         for position, comparison in enumerate(comparisons):
@@ -138,7 +138,7 @@ def difficulty_controlled_measurement(
     """Estimate the win rate of `model` against `baseline` at equal answer length.
 
     The interval contains the uncertainty of the three weights and of the choice of prompts (clustered sandwich estimator,
-    on the log-odds). AlpacaEval's `lc_standard_error` is the spread of the predictions over prompts, which is smaller.
+    on the log-odds). AlpacaEval's `lc_standard_error` is smaller: it measures only the spread of predictions over prompts.
     """
     pairs = [comparison for comparison in comparisons if {comparison.first, comparison.second} == {model, baseline}]
     if model == baseline or len({comparison.item for comparison in pairs}) < MIN_PROMPTS:

@@ -25,14 +25,14 @@ from align.runtime.distributed import compute_dtype
 BUCKETS = 1 << 14
 """Number of hash buckets for words and bigrams."""
 MAX_TOKENS, BATCH = 128, 64
-"""Longest text of the encoder in tokens, and texts in one batch."""
+"""Maximum length of the encoder's input in tokens, and batch size."""
 WORD = re.compile(r"\w+(?:'\w+)?")
 NEGATIONS = re.compile(r"no|not|never|none|nothing|nobody|nowhere|neither|nor|cannot|\w+n't")
 SIMILARITIES = 8
 """Number of similarities to a reference answer: six of `word_similarities` and two of embeddings."""
 
 Encode = Callable[[Sequence[str]], np.ndarray]
-"""Maps texts [N] to unit vectors [N, H]."""
+"""Maps strings [N] to unit vectors [N, H]."""
 
 
 class JudgedAnswer(NamedTuple):
@@ -158,10 +158,10 @@ def parse(text: str) -> ParsedText:
 
 
 def word_similarities(answer: ParsedText, other: ParsedText, asked: frozenset[str]) -> list[float]:
-    """Six similarities of two texts, in [0, 1] except for the last.
+    """Return six similarities of two answers, in [0, 1] except for the last.
 
     They are ROUGE-1's F1; F1, precision and recall of the distinct words that are not in the question (`asked`); F1 of
-    sequences of four characters; and ROUGE-1's F1 with a minus sign if only one of the texts has a negation.
+    sequences of four characters; and ROUGE-1's F1 with a minus sign if only one of the two has a negation.
     """
     words = _f1((Counter(answer.words) & Counter(other.words)).total(), len(answer.words), len(other.words))
     new, other_new = set(answer.words) - asked, set(other.words) - asked
@@ -177,7 +177,7 @@ def _f1(shared: int, first: int, second: int) -> float:
 
 
 def _polarity(answer: ParsedText, correct: Sequence[ParsedText], incorrect: Sequence[ParsedText]) -> list[float]:
-    """Whether the answer starts with yes or no or contains a negation, and the fractions of references that do."""
+    """Return whether the answer starts with yes or no or has a negation, and the fractions of references that do."""
     tests: list[Callable[[ParsedText], bool]] = [
         lambda text: text.words[:1] == ["yes"],
         lambda text: text.words[:1] == ["no"],
@@ -209,7 +209,7 @@ def _new_words(
 
 
 class SentenceEncoder:
-    """Frozen encoder from texts to unit vectors: mean-pooled last hidden states."""
+    """Frozen encoder that maps text to unit vectors: mean-pooled last hidden states."""
 
     def __init__(self, model: str) -> None:
         source = str(resolve_model(model))

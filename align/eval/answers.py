@@ -56,9 +56,9 @@ class EvaluatedModel:
     """A model under evaluation.
 
     Attributes:
-        name: short, unique among the models of the evaluation, and fit for a file name.
-        source: the folder or hub name that it was loaded from.
-        fingerprint: changes with the weights and with the few-shot prompt.
+        name: short name, unique in the evaluation and valid as a file name.
+        source: folder or hub name of the model.
+        fingerprint: hash of the weights and the few-shot prompt.
     """
 
     name: str
@@ -104,10 +104,10 @@ def open_models(
     """Open the models one at a time, frozen and in eval mode on the accelerator's device.
 
     Args:
-        few_shot: of the models whose names end in `FEW_SHOT_SUFFIX`; None: a task without few-shot prompts.
+        few_shot: few-shot settings of models whose names end in `FEW_SHOT_SUFFIX`. None if the task has no few-shot prompts.
 
     Raises:
-        UserError: if there are none, or one cannot be loaded; names are checked before the first is opened.
+        UserError: if there are no models, or one cannot be loaded. Names are checked before the first model is opened.
     """
     if not names:
         raise UserError("models is empty; set at least one model")
@@ -197,11 +197,11 @@ def sample_once(
 ) -> dict[str, Json]:
     """Sample one text per prompt, skipping those already stored in the results of kind `what`.
 
-    In float32 a text depends on the seed, the prompt's key and the model alone, not on other prompts, the number of
-    processes or a restart. In bfloat16 the batch that a prompt is in changes its logits a little.
+    In float32 a sample depends only on the seed, the prompt's key and the model, not on other prompts, the number of
+    processes or a restart. In bfloat16 the composition of a batch changes logits slightly.
 
     Returns:
-        By the prompt's name, `texts` and token `ids` of its samples.
+        The `texts` and token `ids` of the samples, by prompt name.
 
     Raises:
         UserError: if a prompt with its longest continuation does not fit the model.
@@ -309,9 +309,9 @@ def sampled_responses(
 def answer_log_likelihoods(
     backbone: Backbone, questions: Sequence[PromptResponses], budget: int, accelerator: Accelerator
 ) -> list[list[float]]:
-    """Summed log-probability in nats of each answer to each question. Identical on every process.
+    """Return the summed log-probability in nats of each answer to each question. Identical on every process.
 
-    Where the model can, each question is read once for all its answers. `budget` padded tokens are read at once.
+    If the model supports it, each question is processed once for all its answers. `budget` is the padded tokens per batch.
     """
 
     def read(batch: Sequence[PromptResponses]) -> Tensor:
@@ -334,7 +334,7 @@ def reward_answers(
 
     Args:
         policy: tokenization of the answers.
-        settings: identifies the policy.
+        settings: settings that identify the policy.
     """
     accelerator, inference = context.accelerator, context.inference
     scorer = RewardModelScorer.from_loaded(model.reward, policy, accelerator, inference.batch_tokens)

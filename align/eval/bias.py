@@ -1,6 +1,6 @@
 """`align eval bias`: gender bias in occupations, and bias in text about groups of people.
 
-After GPT-3's pages on fairness (Brown et al. 2020, arXiv 2005.14165, section 6.2), with this project's lists of words.
+After GPT-3's pages on fairness (Brown et al. 2020, arXiv 2005.14165, section 6.2), with the word lists of this project.
 """
 
 import re
@@ -50,9 +50,9 @@ DESCRIPTIONS = {
 """Prefixes to complete and groups to insert, by kind (GPT-3, section 6.2)."""
 KINDS = (OCCUPATION, *DESCRIPTIONS)
 TEMPERATURE, TOP_P = 1.0, 0.9
-"""Of completions, as in GPT-3: they are drawn from the likeliest tokens that hold this share of the probability."""
+"""Temperature and top-p of completions, as in GPT-3."""
 MIN_SHARE, MIN_COUNT, MAX_FAVORED = 0.02, 5, 10
-"""A favored word is in at least this share and this number of a group's completions; at most `MAX_FAVORED` are listed."""
+"""Minimum fraction and number of a group's completions that contain a favored word, and maximum words per group."""
 _LISTS = yaml.safe_load(Path(__file__).with_name("bias_words.yaml").read_text(encoding="utf-8"))
 OCCUPATIONS = tuple(_LISTS["occupations"].split(", "))
 POSITIVE, NEGATIVE = (frozenset(_LISTS[name].split(", ")) for name in ("positive", "negative"))
@@ -117,7 +117,7 @@ def mean_and_change(
 ) -> list[Measurement]:
     """Return the mean of a value per item and, unless `before` is None, its mean change from the first model.
 
-    An item is an occupation, or a completion with the same noise; None where it has no word of judgment.
+    An item is an occupation, or a completion with the same noise. None if it contains no evaluative word.
     """
     present, total = [value for value in values if value is not None], len(values)
     note = f"of {total} completions, those with an opinion word" if len(present) < total else ""
@@ -155,13 +155,13 @@ def occupation_odds(evaluated: EvaluatedModel) -> dict[str, list[float]]:
 
 
 def log_odds(log_probs: Sequence[float]) -> float:
-    """log P(female) - log P(male), each summed over the words of `GENDERS`."""
+    """Return log P(female) - log P(male), each summed over the words of `GENDERS`."""
     count = len(GENDERS["male"])
     return float(logsumexp(log_probs[count:]) - logsumexp(log_probs[:count]))
 
 
 def leaning_measurement(context: str, odds: Sequence[float]) -> Measurement:
-    """Fraction of occupations for which the model expects a man."""
+    """Return the fraction of occupations for which the model expects a man."""
     return share_measurement(f"{context}: occupations leaning male", [float(value < 0) for value in odds], "log-likelihood")
 
 
@@ -191,7 +191,7 @@ def completions(evaluated: EvaluatedModel, kind: str, samples: int, max_new_toke
 
 
 def sentiment(text: str) -> float | None:
-    """(positive - negative) / (positive + negative) over sentiment words, in [-1, 1]; None without any."""
+    """Return (positive - negative) / (positive + negative) over sentiment words, in [-1, 1], or None without any."""
     words = split_words(text)
     good, bad = sum(word in POSITIVE for word in words), sum(word in NEGATIVE for word in words)
     return (good - bad) / (good + bad) if good + bad else None
@@ -217,8 +217,8 @@ def favored_words(
     """Return the `count` words that are most specific to a group, among those in at least `min_texts` of its texts.
 
     Returns:
-        By group, each word with the share of the group's texts that contain it, divided by the mean of this share over all
-        groups, and the number of texts; the highest ratio first.
+        For each group, the words with two numbers: the fraction of the group's texts with the word, divided by the mean
+        fraction over all groups, and the number of texts. Highest ratio first.
     """
     holding = {
         group: Counter(word for text in texts for word in set(split_words(text))) for group, texts in texts_of_group.items()

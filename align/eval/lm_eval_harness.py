@@ -33,7 +33,7 @@ from align.sampling.settings import InferenceConfig
 
 TASK = "lm-eval"
 Samples = Sequence[float | None]
-"""A metric per document, in order; None if it is not a number."""
+"""Metric of each document, in order, or None if it is not a number."""
 
 
 @dataclass(kw_only=True)

@@ -2,8 +2,8 @@
 
 An outcome is 1 if the first model won, 0 if the second did, 0.5 for a tie. The length-controlled win rate is a logistic
 regression with Firth's penalty (1993): half the log-determinant of the information matrix, the logarithm of Jeffreys'
-prior. The estimate is finite even where a feature separates wins from losses. Intervals by profile likelihood stay right
-there (Heinze and Schemper 2002); intervals by standard errors or by resampling do not.
+prior. The estimate is finite even if a feature separates wins from losses. Profile likelihood intervals remain valid in
+that case (Heinze and Schemper 2002); intervals from standard errors or resampling do not.
 """
 
 import math
@@ -26,10 +26,10 @@ class PairwiseComparison:
     """Two models' answers to one prompt, and the outcome.
 
     Attributes:
-        item: the prompt; comparisons of one item depend on each other.
-        lengths: characters of both answers.
-        flipped: whether the judge's verdict changed with the order of the answers; the outcome is then a tie.
-        index: the row of the prompt in its file, from 0, by which its difficulty is looked up; None: unknown.
+        item: the prompt. Comparisons of the same item are not independent.
+        lengths: lengths of both answers in characters.
+        flipped: whether the judge's verdict changed with the order of the answers. If so, the outcome is a tie.
+        index: row index of the prompt in its file, from 0; used to look up its difficulty. None if unknown.
     """
 
     item: str
@@ -45,37 +45,37 @@ class PairwiseComparison:
         return self.outcome if model == self.first else 1.0 - self.outcome
 
     def extra_length_of(self, model: str) -> int:
-        """Return how many characters longer `model`'s answer is."""
+        """Return the length of `model`'s answer minus the length of the other answer, in characters."""
         longer = self.lengths[0] - self.lengths[1]
         return longer if model == self.first else -longer
 
     def reference_length(self, model: str, baseline: str) -> int:
-        """Return the length of the baseline's answer in characters, or without a baseline, of the answer that is not
-        `model`'s.
+        """Return the length of the baseline's answer in characters. Without a baseline, return the length of the answer
+        that is not `model`'s.
         """
         by_model = {self.first: self.lengths[0], self.second: self.lengths[1]}
         return by_model.get(baseline, self.lengths[model == self.first])
 
 
 def outcome_of_rewards(first: float, second: float) -> float:
-    """Return the outcome if the higher reward wins."""
+    """Return the outcome of a comparison in which the higher reward wins."""
     return 0.5 + 0.5 * ((first > second) - (first < second))
 
 
 def item_numbers(comparisons: Sequence[PairwiseComparison]) -> np.ndarray:
-    """Number the items of comparisons, from 0: [N]."""
+    """Return the item number [N] of each comparison, from 0."""
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(comparison.item, len(numbers)) for comparison in comparisons])
 
 
 def win_rate(comparisons: Sequence[PairwiseComparison], model: str) -> tuple[float, float, float]:
-    """Win rate of `model`, counting ties as half, with an interval clustered by item."""
+    """Return the win rate of `model`, counting ties as half, with an interval clustered by item."""
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons])
     return float(outcomes.mean()), *share_interval(outcomes, item_numbers(comparisons))
 
 
 def pair_table(comparisons: Sequence[PairwiseComparison], models: Sequence[str]) -> list[Json]:
-    """Return a row per compared pair of models: wins, ties and losses of the first."""
+    """Return one row per compared pair of models: wins, ties and losses of the first model."""
     rows = []
     for first, second in combinations(models, 2):
         of_pair = [each for each in comparisons if {each.first, each.second} == {first, second}]
@@ -91,7 +91,7 @@ NAME = "win rate, length-controlled"
 MIN_PROMPTS = 30
 """Minimum number of prompts to fit three coefficients."""
 THIN_OVERLAP = 0.05
-"""Minimum fraction of comparisons on each side of equal length. Below it, the value is an extrapolation."""
+"""Minimum fraction of comparisons on each side of equal length. Below it, the estimate is an extrapolation."""
 
 
 def length_controlled_measurement(
@@ -99,15 +99,15 @@ def length_controlled_measurement(
 ) -> Measurement:
     """Estimate the win rate that `model` would have if both answers were equally long.
 
-    Logistic regression of the outcome on tanh(d / sd(d)), where d is how much longer the answer is, and on tanh(z), where z
-    is the standardized length of the baseline's answer. The win rate is the prediction at d = 0 and the mean of tanh(z).
-    The first term is that of AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval", section 3). The second
-    replaces its difficulty of each prompt, which requires a leaderboard: prompts with short answers are harder for the
-    baseline, and without the term the first one absorbs this.
-    There is no value for fewer than `MIN_PROMPTS` prompts, and where d = 0 is outside the data.
+    Fit a logistic regression of the outcome on tanh(d / sd(d)), where d is the length difference, and on tanh(z), where z is
+    the standardized length of the baseline's answer. The win rate is the prediction at d = 0 and the mean of tanh(z).
+    The first term is from AlpacaEval 2 (Dubois et al. 2024, "Length-Controlled AlpacaEval", section 3). The second
+    replaces AlpacaEval's per-prompt difficulty, which requires a leaderboard: prompts with short answers are harder for
+    the baseline, and without the second term the first one absorbs this effect.
+    There is no value for fewer than `MIN_PROMPTS` prompts or if d = 0 is outside the data.
 
     Args:
-        baseline: its answers give z; in comparisons without it, and by default, the other model's answers do.
+        baseline: model whose answers define z. In comparisons without it, and by default, the other model's answers do.
     """
     count, items = len(comparisons), item_numbers(comparisons)
     outcomes = np.array([comparison.outcome_for(model) for comparison in comparisons], dtype=np.float64)
@@ -139,9 +139,9 @@ def estimate_intercept(features: np.ndarray, outcomes: np.ndarray, effect: float
     """Fit logit P = intercept + features x weights. Return the intercept with its penalized profile likelihood interval.
 
     Args:
-        features: [N, F], no column constant.
+        features: [N, F]; no column may be constant.
         outcomes: [N], from 0 to 1; a tie is one half.
-        effect: how many rows stand for one independent observation, at least 1.
+        effect: number of rows per independent observation, at least 1.
     """
     from scipy.stats import chi2  # slow to import
 
@@ -151,7 +151,7 @@ def estimate_intercept(features: np.ndarray, outcomes: np.ndarray, effect: float
     least = penalized_log_likelihood(best, features, outcomes, weights) - float(chi2.ppf(LEVEL, 1)) / 2
 
     def lead(intercept: float) -> float:
-        """Penalized log-likelihood at this intercept, relative to its value at the ends of the interval."""
+        """Return the penalized log-likelihood at this intercept, relative to its value at the ends of the interval."""
         line = fit(features, outcomes, weights, intercept, start=best)
         return penalized_log_likelihood(line, features, outcomes, weights) - least
 
@@ -174,9 +174,9 @@ def fit(
 
     Args:
         features: [N, F], or [N] of one feature.
-        weights: [N], how many observations a row stands for.
-        intercept: a fixed intercept; None: it is fitted.
-        start: where the search begins; by default at 0.
+        weights: [N] number of observations that each row represents.
+        intercept: fixed intercept. If None, the intercept is fitted.
+        start: initial coefficients. Default: 0.
     """
     design = np.column_stack([np.ones(len(outcomes)), features])
     line = np.zeros(design.shape[1]) if start is None else np.array(start, dtype=np.float64)
@@ -208,10 +208,10 @@ def fit(
 def penalized_log_likelihood(
     line: Sequence[float] | np.ndarray, features: np.ndarray, outcomes: np.ndarray, weights: np.ndarray
 ) -> float:
-    """Log-likelihood of the outcomes plus half the log-determinant of the information matrix.
+    """Return the log-likelihood of the outcomes plus half the log-determinant of the information matrix.
 
     Args:
-        line: the intercept and the slopes.
+        line: intercept and slopes.
         features: [N, F], or [N] of one feature.
     """
     design = np.column_stack([np.ones(len(outcomes)), features])

@@ -47,8 +47,8 @@ class PolicyComparison:
     """Two policies on the same prompts.
 
     Attributes:
-        samples: answers to each prompt.
-        gain: mean reward of `after` less that of `before`, with its 95 % interval over prompts.
+        samples: number of answers to each prompt.
+        gain: mean reward of `after` minus mean reward of `before`, with its 95 % interval over prompts.
         kl: KL(after || before) of a response in nats, by the k3 estimator on `after`'s responses.
     """
 
@@ -79,10 +79,10 @@ def compare_policies(
     Args:
         before: folder or name of a policy.
         after: another one, with the same tokenizer.
-        reward: scores the answers; its mean over demonstrations is subtracted.
-        seed: of the sampling noise, which both share.
-        max_prompt_tokens: longer prompts are left out.
-        chat_template: of both policies.
+        reward: reward model of the answers. Its mean over demonstrations is subtracted.
+        seed: seed of the sampling noise, which both policies share.
+        max_prompt_tokens: maximum prompt length. Longer prompts are left out.
+        chat_template: chat template of both policies.
     """
     accelerator = Accelerator(cpu=computes_on_cpu())
     policies = [load_frozen(name, dtype, chat_template, accelerator.device) for name in (before, after)]
@@ -120,9 +120,9 @@ def best_responses(
 
 
 def judged_win_rates(comparison: PolicyComparison, judge: LoadedReward, policy: str) -> np.ndarray:
-    """Fraction of each prompt's pairs in which a judge prefers the second policy [prompts]. Ties count as half.
+    """Return the fraction of each prompt's pairs in which a judge prefers the second policy [prompts]. Ties count as half.
 
-    `policy` is the folder or name of either, for the tokenizer that both share.
+    `policy` is the folder or name of either policy, for their common tokenizer.
     """
     accelerator, tokenization = Accelerator(cpu=computes_on_cpu()), load_tokenization(policy)
     scorer = RewardModelScorer.from_loaded(judge, tokenization, accelerator, BATCH_TOKENS)
@@ -153,7 +153,7 @@ def sample_and_score(
 
 
 def read_prompt(prompt: Prompt, tokenization: Tokenization) -> EncodedPrompt:
-    """Return the token ids of a prompt for a policy: those given in the data, or those of its text."""
+    """Return the token ids of a prompt for a policy, from the data if present, else from its text."""
     if prompt.ids is None:
         return EncodedPrompt(prompt.prompt, tokenization.prompt_ids(prompt.prompt))
     ids = list(prompt.ids)
@@ -209,8 +209,8 @@ def expected_best(rewards: np.ndarray, values: np.ndarray, n: int) -> float:
     share their probabilities.
 
     Args:
-        rewards: [N] the rewards by which the answer is chosen.
-        values: [N] the values averaged over the chosen answers: the same rewards, or another model's.
+        rewards: [N] rewards for choosing the answer.
+        values: [N] values averaged over the chosen answers: the same rewards, or another model's.
     """
     order = np.argsort(rewards, kind="stable")
     probabilities = np.array(_best_probabilities(len(rewards), n))

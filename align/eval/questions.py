@@ -1,4 +1,4 @@
-"""Questions of TruthfulQA, or your own in its format."""
+"""Questions of TruthfulQA, or custom ones in its format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,5 +56,5 @@ def _questions(row: Mapping[str, Any], number: str, source: str, seen: set[str])
 
 
 def _closed(answer: str) -> str:
-    """An answer of TruthfulQA.csv with a final period, as in its code (`split_multi_answer`) and in lm-eval's data."""
+    """Add a final period to an answer of TruthfulQA.csv, as in its code (`split_multi_answer`) and in lm-eval's data."""
     return f"{answer.strip().removesuffix('.')}."

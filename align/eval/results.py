@@ -83,11 +83,11 @@ class Measurement:
     """A value with its 95 % interval.
 
     Attributes:
-        value: None if there is nothing to compute it from; `note` gives the reason.
-        low, high: None if there is no interval.
+        value: the value, or None if it cannot be computed; `note` gives the reason.
+        low, high: ends of the interval, or None if there is none.
         n: number of items it is computed from.
         scorer: the scorer or judge, with its version or hash; empty if there is none.
-        better: the better direction, by which the report rates changes.
+        better: direction of improvement, used by the report to rate changes.
     """
 
     name: str
@@ -124,12 +124,12 @@ def mean_measurement(
     better: Better = "",
     is_share: bool = False,
 ) -> Measurement:
-    """Mean over items with its bootstrap interval. Without interval if all values are equal or there is a single group.
+    """Return the mean over items with its bootstrap interval, or without one for equal values or a single group.
 
     Args:
-        nothing: the note if there are no values.
-        groups: the group of each value, such as its prompt.
-        is_share: whether values are from 0 to 1 and the interval is `share_interval`, which equal values have too.
+        nothing: note if there are no values.
+        groups: group of each value, such as its prompt.
+        is_share: whether values are from 0 to 1, for which `share_interval` gives an interval even if all are equal.
     """
     if not len(values):
         return Measurement(name, None, None, None, 0, scorer, nothing)

@@ -126,7 +126,7 @@ CALIBRATION_NOTE = "biased upward: bootstrap resamples contain fewer distinct pa
 
 
 def evaluate_on_preferences(rankings: Sequence[ScoredRanking], model: NamedRewardModel) -> Evaluation:
-    """Accuracy, calibration and rank correlation of a reward model on rankings, overall and by category."""
+    """Measure accuracy, calibration and rank correlation of a reward model on rankings, overall and by category."""
     total, (_, differences) = ranking_metrics(rankings), pairs_and_differences(rankings)
     taus = [kendall_tau(item.ranks, item.rewards) for item in rankings]
     pairs, responses, by = int(total["pairs"]), sum(len(item.rewards) for item in rankings), model.scorer
@@ -155,7 +155,7 @@ def interval_over_rankings(
 ) -> tuple[float | None, float | None]:
     """Interval of a statistic over rankings, joined along the last axis. None if it has zero width.
 
-    Whole rankings are resampled.
+    Rankings are resampled as units.
     """
 
     def of_resamples(drawn: np.ndarray) -> np.ndarray:
@@ -357,18 +357,18 @@ def good_response_wins(rewards: Sequence[float]) -> float:
 
 
 def ties_score(rows: Sequence[tuple[str, int, Sequence[float]]]) -> float:
-    """RewardBench 2's score of prompts with several good answers, each with a reference prompt that has one.
+    """Compute RewardBench 2's score of prompts with several good answers, each with a reference prompt that has one.
 
     Source: Malik et al. 2025, arXiv 2506.01937, and `rewardbench/utils.py` of allenai/reward-bench.
-    Shares with weight 0.3: tied prompts, and reference prompts, whose good answers all beat the bad ones. Shares with weight
-    0.2: tied prompts whose good answers lie closer together than above the bad ones, there and in the reference too.
-    The size of that margin has weight 0.01.
+    Fractions with weight 0.3: tied prompts, and reference prompts, whose good answers all beat the bad ones. Fractions with
+    weight 0.2: tied prompts whose good answers differ less than their margin over the bad ones, in the prompt and also in
+    the reference. The size of that margin has weight 0.01.
 
     Args:
-        rows: the id (`tied:7`, `ref:7`), the number of good responses, and the rewards, good ones first.
+        rows: id (`tied:7`, `ref:7`), number of good responses, and rewards, good ones first.
 
     Raises:
-        UserError: if an id has another form.
+        UserError: if an id has another format.
     """
     spread: dict[str, dict[str, float]] = {"tied": {}, "ref": {}}
     lead: dict[str, dict[str, float]] = {"tied": {}, "ref": {}}

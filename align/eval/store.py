@@ -31,18 +31,18 @@ def compute_once(
 ) -> list[Json]:
     """Compute the results that are missing in a file, append them, and return all results in order.
 
-    The first line of the file holds the settings that affect results. Each further line is `{"item": id, ...}`; of two lines
-    with the same id the later one counts. A last line that was cut short when the program was killed is dropped. Every
-    process holds the results; the main process writes them.
+    The first line of the file holds the settings that affect results. Each further line is `{"item": id, ...}`; the later
+    of two lines with the same id counts. A last line that was truncated by a kill is dropped. Every process returns the
+    results; the main process writes them.
 
     Args:
-        items: by their id.
-        compute: from `chunk` items, the same on every process, to one row of JSON values for each.
-        content: the inputs of an item's result, as JSON values, whose hash is stored: a result of different content is
-            recomputed. None: the id identifies the content.
+        items: items by id.
+        compute: maps `chunk` items, the same on every process, to one row of JSON values for each.
+        content: returns the inputs of an item's result as JSON values. Their hash is stored; results of other content
+            are recomputed. If None, the id identifies the content.
 
     Raises:
-        UserError: if the file holds results of other settings or cannot be written, or a result is not finite.
+        UserError: if the file has results of other settings or cannot be written, or a result is not finite.
     """
     valid_for: Json = json.loads(json.dumps(dict(settings)))
     # Only one process reads the disk, so that all agree on the missing items.
@@ -104,7 +104,7 @@ WEIGHTS = (".safetensors", ".bin", ".model", ".pt", ".pth", ".h5", ".msgpack", "
 
 @lru_cache
 def _weights_digest(path: Path, size: int, changed: int) -> bytes:
-    """SHA-256 of a weights file, cached by size and modification time."""
+    """Return the SHA-256 of a weights file, cached by size and modification time."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()
 
@@ -112,7 +112,7 @@ def _weights_digest(path: Path, size: int, changed: int) -> bytes:
 def fingerprint(source: str) -> str:
     """Return 12 hex digits of the SHA-256 of a file or folder, '' if `source` is empty or not local.
 
-    Hidden files, the model card and subfolders of a model's folder do not count.
+    Hidden files, the model card and subfolders of a model's folder are ignored.
     """
     path, digest = resolve_path(source), hashlib.sha256()
     if not source or not path.exists():
@@ -132,5 +132,5 @@ def fingerprint(source: str) -> str:
 
 
 def content_hash(content: object) -> str:
-    """Return 16 hex digits of the SHA-256 of JSON values. Strings may contain lone surrogates, which models do generate."""
+    """Return 16 hex digits of the SHA-256 of JSON values. Strings may contain lone surrogates, which models can generate."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""Toxicity scorers: from texts to numbers from 0 to 1. A scorer is named in settings by one word:
+"""Toxicity scorers, which map text to a number from 0 to 1. Settings name a scorer by one word:
 
     minilm-l6            the default: a sentence encoder from PyPI and a small head that is shipped here
-    model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` names the label that counts
-    module:function      a user's function: a list of texts to as many numbers
+    model:NAME           a transformers text classifier: a folder or a hub name; `scorer_label` is the toxic label
+    module:function      a user's function that maps a list of strings to a list of numbers
 
 The default adds two logits. A hidden layer computes one from the states of the encoder all-MiniLM-L6-v2 (`sense` in the
 file). The other sums a weight for each hashed n-gram of words and of characters. `python -m benchmarks.toxicity train`
@@ -32,7 +32,7 @@ from align.runtime.endpoint import RESUME_HINT
 
 DEFAULT = "minilm-l6"
 ScoringFunction = Callable[[list[str]], Sequence[object]]
-"""Maps texts to scores, without validation."""
+"""Maps strings to scores, without validation."""
 KINDS = f"{DEFAULT}, model:NAME or module:function"
 
 
@@ -83,8 +83,8 @@ def open_scorer(name: str = DEFAULT, label: str = "toxic", device: torch.device 
 
 
 def load_classifier(model: str, label: str, device: torch.device | str) -> tuple[ScoringFunction, str]:
-    """Load a transformers text classifier in float32. Return a function from texts to the probability of a label, and the
-    version.
+    """Load a transformers text classifier in float32. Return a function that maps text to the probability of a label, and
+    the version.
 
     A text that is too long for the model is truncated. Probabilities are a sigmoid if the model's config names a multi-label
     problem or there is only one label, else a softmax.
@@ -124,8 +124,8 @@ def load_classifier(model: str, label: str, device: torch.device | str) -> tuple
 HEAD = Path(__file__).with_name("toxicity_head.safetensors")
 MAX_TOKENS = 256  # maximum of all-MiniLM-L6-v2 (model card)
 MEAN_LAYERS = (4, 5, 6)
-"""Upper half of 6 layers. The last layer alone encodes topic more than rudeness; layers 1 to 3 did not help on held-out
-texts.
+"""Upper half of 6 layers. The last layer encodes topic more than rudeness; layers 1 to 3 did not help on held-out
+text.
 """
 MAX_LAYERS = (2, 4, 6)
 """Max-pooled layer. A mean over a long text hides a single rude word; in layer 2, words are still separate."""
@@ -161,7 +161,7 @@ class Encoder:
 def count_words(texts: Sequence[str]) -> csr_matrix:
     """Return hashed character and word n-grams [N, 2 * BUCKETS] float32, each as a unit vector.
 
-    Unit vectors do not grow with the text, so length alone does not raise the score.
+    Unit vectors do not grow with the text, so longer text does not have a higher score.
     """
     from sklearn.feature_extraction.text import HashingVectorizer  # slow to import
 

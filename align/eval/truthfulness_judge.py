@@ -1,8 +1,8 @@
 """Judges of truthfulness and informativeness. `align eval train-judge` trains one.
 
 The judge compares the answer with the reference answers to its question. It consists of boosted trees. Their features are
-similarities of words and of sentence vectors, and the logit of a logistic regression on the text. It holds no facts: without
-references, it knows only how true answers are usually phrased.
+similarities of words and of sentence vectors, and the logit of a logistic regression on the text. It has no factual
+knowledge: without references, it only recognizes the usual phrasing of true answers.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ HELD_OUT = 0.2
 PRIOR_VARIANCE = 3.0
 """Variance of a logit under the Gaussian prior on the regression weights (L2 penalty)."""
 FOLDS = 3
-"""Cross-fitting folds: trees are trained on logits of regressions that did not see the question."""
+"""Number of cross-fitting folds: trees are trained on logits of regressions that did not see the question."""
 TREES: dict[str, Any] = {
     "max_iter": 200,
     "learning_rate": 0.05,
@@ -50,7 +50,7 @@ TREES: dict[str, Any] = {
 Weights = Mapping[str, np.ndarray]
 """Tensors of a judge, see `fit_judge`."""
 Aspect = Literal["truth", "info"]
-"""What a judge decides: whether an answer is true, or whether it is informative."""
+"""Aspect that a judge rates: truth or informativeness."""
 ASPECT_WORDS: dict[Aspect, str] = {"truth": "True", "info": "Helpful"}
 """Last word of a prompt in TruthfulQA's judge data, before ` yes` or ` no`."""
 TRUTHFULQA_PROMPT = re.compile(r"Q: (.*?)\nA:(.*)\n(\w+):", re.DOTALL)
@@ -90,8 +90,8 @@ class AnswerJudge:
     Attributes:
         weights: see `fit_judge`.
         encoder: name of the sentence encoder.
-        uses_references: whether it was trained with reference answers.
-        name: its name in results: aspect, hash of the weights, AUC on held-out questions.
+        uses_references: whether the judge was trained with reference answers.
+        name: name in results: aspect, hash of the weights, AUC on held-out questions.
     """
 
     weights: Weights
@@ -180,7 +180,7 @@ def fit_judge(features: AnswerFeatures, labels: np.ndarray, questions: Sequence[
 
     Args:
         labels: [N] bool, of both kinds.
-        questions: [N]; the trees learn from logits of regressions on other questions.
+        questions: [N]; the trees are trained on logits of regressions on other questions.
 
     Returns:
         `text.weight` and `text.bias` of the regression; for T trees of up to M nodes `tree.feature`, `tree.left`,
@@ -270,7 +270,7 @@ def load_judge(folder: str, aspect: Aspect) -> AnswerJudge:
 def read_labeled_answers(source: str, aspect: Aspect, skip_bad_rows: bool = False) -> list[LabeledAnswer]:
     """Read labeled answers from a file. Both labels must occur.
 
-    A row is `{"question": text, "answer": text, "label": true or false}`, or one of TruthfulQA's own:
+    A row is `{"question": text, "answer": text, "label": true or false}`, or a row in TruthfulQA's format:
     `{"prompt": "Q: ...\\nA: ...\\nTrue:", "completion": " yes"}`.
     """
     parse = partial(_labeled_answers, aspect=aspect)
@@ -316,7 +316,7 @@ def split_by_question(
 
 
 def held_out_metrics(logits: np.ndarray, rows: Sequence[LabeledAnswer]) -> dict[str, float]:
-    """AUC, accuracy and calibration error of a judge's logits [N]."""
+    """Return AUC, accuracy and calibration error of a judge's logits [N]."""
     labels = np.array([row.label for row in rows])
     metrics = {"auc": roc_auc(logits, labels), "accuracy": float(((logits > 0) == labels).mean())}
     return metrics | {"calibration_error": calibration_error(expit(logits), labels)}

@@ -2,7 +2,7 @@
 
 Rule judgments give violation rates, LaMDA's groundedness and GPT-3's test of authorship; rankings give InstructGPT's ratings
 and flags. An answer is `follows` (yes), `violates` (no) or `unsure`, as the app exports verdicts. A flag of
-`align.data.records.FLAGS` counts as a question that is answered with yes where the labeler set it.
+`align.data.records.FLAGS` counts as a question, answered with yes if the labeler set it.
 """
 
 import math
@@ -64,9 +64,9 @@ class ResponseVotes:
     """Human answers about one response.
 
     Attributes:
-        prompt: identifies the prompt: answers on one prompt depend on each other.
-        votes: by question, the answer of each labeler; a question that was not asked has no entry.
-        decisions: by question, the answer of a lead, which counts instead.
+        prompt: identifier of the prompt. Answers for one prompt are not independent.
+        votes: answer of each labeler by question. A question that was not asked has no entry.
+        decisions: answer of a lead by question, which counts instead.
     """
 
     model: str
@@ -78,7 +78,7 @@ class ResponseVotes:
 
     @cached_property
     def verdicts(self) -> dict[str, str]:
-        """Verdict on each question: the lead's, or else the majority's. A tie is unsure."""
+        """Return the verdict on each question: the lead's, or else the majority's. A tie is unsure."""
         return {
             question: self.decisions.get(question) or majority(votes, tie=UNSURE) for question, votes in self.votes.items()
         }
@@ -176,11 +176,11 @@ def flag_id(flag: str) -> str:
 
 UNFIT, HALLUCINATION = flag_id("unfit_for_assistant"), flag_id("hallucination")
 QUESTIONS = {AUTHORSHIP, CLAIM, SUPPORTED, KNOWN, CITES, HELPFUL, IN_ROLE, *map(flag_id, FLAGS)}
-"""Questions with their own measurements. All others are rules."""
+"""Questions with separate measurements. All others are rules."""
 
 
 Judged = Sequence[tuple[str, bool]]
-"""Prompt of each answer, and whether the answer counts."""
+"""The prompt of each answer, and whether the answer counts."""
 
 
 def share_of(
@@ -193,7 +193,7 @@ def share_of(
 
 
 def number_prompts(prompts: Sequence[str]) -> list[int]:
-    """Number the prompts consecutively from 0."""
+    """Return consecutive prompt numbers, from 0."""
     numbers = {prompt: number for number, prompt in enumerate(sorted(set(prompts)))}
     return [numbers[prompt] for prompt in prompts]
 
@@ -204,7 +204,7 @@ def number_prompts(prompts: Sequence[str]) -> list[int]:
 def violation_measurements(
     responses: Sequence[ResponseVotes], rules: Sequence[str], scorer: str = MAJORITY
 ) -> list[Measurement]:
-    """Fraction of violations among decided responses: overall, of any rule, and per rule."""
+    """Return the fraction of violations among decided responses: overall, of any rule, and per rule."""
     measurements = []
     for name in [OVERALL, *rules] if rules else []:
         of_rule = rules if name == OVERALL else [name]
@@ -276,10 +276,10 @@ def grounding_measurements(responses: Sequence[ResponseVotes]) -> list[Measureme
 def texts_by_author(
     by_model: Mapping[str, list[ResponseVotes]], people: Sequence[str], control: str, where: str
 ) -> dict[str, list[ResponseVotes]]:
-    """Return the texts with authorship judgments, by author.
+    """Return the responses with authorship judgments, by author.
 
     Raises:
-        UserError: if people, models or the control (empty: none) wrote none of them; `where` names the files.
+        UserError: if people, models or the control (if not empty) wrote none of them. `where` names the files.
     """
     texts = {
         model: [response for response in responses if AUTHORSHIP in response.votes] for model, responses in by_model.items()
@@ -299,10 +299,10 @@ def texts_by_author(
 def authorship_measurements(
     texts: Sequence[ResponseVotes], people: Sequence[ResponseVotes], control: Sequence[ResponseVotes]
 ) -> list[Measurement]:
-    """Measure whether readers can distinguish a model's texts from people's, compared with a control.
+    """Measure whether readers can distinguish a model's responses from people's, compared with a control.
 
-    In Brown et al. (2020), accuracy is the share of correct answers among those that decide. Here it is the mean of two
-    shares, the model's and people's: the numbers of texts then have no effect, and guessing scores one half.
+    In Brown et al. (2020), accuracy is the fraction of correct answers among decided ones. Here it is the mean of the
+    fractions for the model and for people, so the numbers of responses have no effect, and guessing scores one half.
     """
 
     def share(name: str, part: Sequence[ResponseVotes], counted: str, note: str = "") -> Side:
@@ -315,7 +315,7 @@ def authorship_measurements(
     answers = [(text.prompt, vote == UNSURE) for text in texts for vote in text.votes[AUTHORSHIP]]
     unsure = share_of("don't know", answers, "share of all answers on the model's texts", scorer=PEOPLE)
     measurements = [mean_of_shares("judged rightly", (model, person), "0.5 is chance"), model[0], person[0], unsure]
-    if control:  # people's texts are the same on both sides, so subtract the control's rate
+    if control:  # people's responses are the same on both sides, so subtract the control's rate
         other = share("control called a person", control, FOLLOWS)
         note = "below 0: harder to tell from people than the control"
         measurements.append(mean_of_shares("judged rightly, minus control", (model, other), note, minus=0.5))
@@ -323,14 +323,14 @@ def authorship_measurements(
 
 
 Side = tuple[Measurement, Judged]
-"""A fraction with the answers it is computed from."""
+"""A fraction with its answers."""
 
 
 def mean_of_shares(name: str, sides: tuple[Side, Side], note: str, minus: float = 0.0) -> Measurement:
     """Return the mean of two fractions minus a number.
 
-    The interval combines those of both shares (Newcombe 1998, method 10, for independent shares), and is at least as wide
-    as the bootstrap over prompts, which both share.
+    The interval combines the intervals of both fractions (Newcombe 1998, method 10, for independent proportions). It is at
+    least as wide as the bootstrap over the prompts that both have in common.
     """
     shares = [share for share, _ in sides]
     if any(share.value is None for share in shares):
@@ -362,7 +362,7 @@ def mean_of_shares(name: str, sides: tuple[Side, Side], note: str, minus: float 
 def label_measurements(responses: Sequence[ResponseVotes], closed_domain: Sequence[str]) -> list[Measurement]:
     """Return the mean rating, appropriateness, closed-domain hallucination rate and the rate of each flag.
 
-    Each labeler's answer counts; intervals resample prompts with all judgments of their answers.
+    Each labeler's answer counts. Intervals resample prompts with all judgments of their answers.
     """
     rated = [response for response in responses if response.rating is not None]
     ratings, prompts = (

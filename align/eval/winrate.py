@@ -213,10 +213,10 @@ def model_measurements(
 def read_comparisons(files: Sequence[str], skip_bad_rows: bool) -> list[PairwiseComparison]:
     """Read comparisons exported by the labeling app (including ties) or annotations in AlpacaEval's format.
 
-    A lead's decision counts instead of the labelers' answers. A response that several models wrote counts for each.
+    A lead's decision counts instead of the labelers' answers. A response written by several models counts for each of them.
 
     Raises:
-        UserError: for a row that does not say which models it compares, or that is otherwise bad.
+        UserError: if a row does not name the models it compares, or is otherwise invalid.
     """
     decisions: dict[str, str] = {}  # row number by shown pair; the last lead's decision applies
 

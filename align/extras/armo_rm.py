@@ -56,7 +56,7 @@ class GatedLlama(LlamaPreTrainedModel):
 
     @staticmethod
     def reward_model(backbone: Backbone, tokenization: Tokenization, name: str) -> "GatedRewardModel":
-        """Return the reward model around a loaded `GatedLlama`. Raises: UserError if its template opens no answer."""
+        """Return the reward model around a loaded `GatedLlama`. Raise a UserError if its template opens no answer."""
         prompt = user_turn("Hi")
         asking = tokenization.chat.template_ids(tokenization.chat.render(prompt, generation_prompt=False))
         opening = tokenization.chat.template_ids(tokenization.chat.render(prompt))[len(asking) :]
@@ -65,7 +65,7 @@ class GatedLlama(LlamaPreTrainedModel):
         return GatedRewardModel(backbone, opening)
 
     def rewards(self, prompt: Tensor, response: Tensor) -> Tensor:
-        """Rewards [B] in float32 from the hidden states [B, H] at the end of the prompt and of the response."""
+        """Return rewards [B] in float32 from the hidden states [B, H] at the end of the prompt and of the response."""
         attributes: Tensor = self.regression_layer(response) @ self.reward_transform_matrix.float()
         weights: Tensor = self.gating(prompt)
         return (weights * attributes).sum(-1)
@@ -74,7 +74,7 @@ class GatedLlama(LlamaPreTrainedModel):
 class GatedRewardModel(nn.Module):
     """A backbone whose attributes at the end of a response are weighted by the prompt.
 
-    The gate reads the state of the token before `opening`, by which the template opens an answer.
+    The gate's input is the state of the token before `opening`, with which the template opens an answer.
     """
 
     def __init__(self, backbone: Backbone, opening: list[int]) -> None:
@@ -82,7 +82,7 @@ class GatedRewardModel(nn.Module):
         self.backbone, self.opening = backbone, opening
 
     def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Rewards [B] of B responses to P prompts. `prompt_of_response` [B] maps responses to prompts."""
+        """Return rewards [B] of B responses to P prompts. `prompt_of_response` [B] maps responses to prompts."""
         prompts = prompt.tolists()
         ends = [last_place(ids, self.opening) for ids in prompts]
         owner = range(len(prompts)) if prompt_of_response is None else prompt_of_response.tolist()
@@ -99,7 +99,7 @@ def last_place(ids: list[int], part: list[int]) -> int:
     """Return the last index of `part` in `ids`, ignoring its last token, which may merge with the following text.
 
     Raises:
-        UserError: if it is not there, or nothing stands before it.
+        UserError: if `part` is missing, or nothing precedes it.
     """
     part = part[:-1] or part
     for place in range(len(ids) - len(part), 0, -1):

@@ -105,11 +105,11 @@ def best_response(rewards: Sequence[float], follows: Sequence[Sequence[float]], 
     """Return the index of the best response, the first if tied.
 
     Args:
-        rewards: [N] of the preference; all equal without one.
-        follows: [N, K], how likely each response follows each rule.
-        use: `filter` takes the highest reward among responses whose geometric mean over rules is at least `threshold`; if
-            there is none, the highest geometric mean. `multiply` takes the highest sigmoid(reward - mean reward) x
-            geometric mean (after Glaese et al. 2022, section 2.7).
+        rewards: [N] preference rewards; all equal without a preference model.
+        follows: [N, K] probability that each response follows each rule.
+        use: `filter` selects the highest reward among responses whose geometric mean over rules is at least `threshold`, or
+            else the highest geometric mean. `multiply` selects the highest sigmoid(reward - mean reward) x geometric mean
+            (after Glaese et al. 2022, section 2.7).
     """
     compliance, mean = [geometric_mean(probabilities) for probabilities in follows], sum(rewards) / len(rewards)
     scores = compliance

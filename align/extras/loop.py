@@ -192,7 +192,7 @@ class Loop:
         return read_json_lines(self.folder / f"round-{number}" / name)
 
     def _reward_folder(self, number: int, member: int) -> Path:
-        """Return the folder of a reward model. The first one is where the report expects it."""
+        """Return the folder of a reward model. The first one has the path that the report expects."""
         return self.folder / f"round-{number}" / (f"reward-{member}" if member else "reward") / "model"
 
     def _policy(self, number: int) -> Path:

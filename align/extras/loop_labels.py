@@ -236,13 +236,13 @@ class ServerLabeler(AppLabeler):
 def batch_name(name: str, samples: Path) -> str:
     """Return the batch name of a round: the round's name and a digest of its samples.
 
-    Two loops may use one server. The digest keeps one from taking the rankings of the other's answers.
+    The digest separates loops that use the same server.
     """
     return f"{name}-{hashlib.sha256(samples.read_bytes()).hexdigest()[:8]}"
 
 
 def make_labeler(name: str, database: str, labelers_per_item: int) -> FileLabeler | SimulatedLabeler | AppLabeler:
-    """Create a labeler. The arguments are settings of the loop. Raise a UserError if there is none of that name."""
+    """Create a labeler. The arguments are settings of the loop. Raise a UserError if the name is unknown."""
     if name == "app":
         remote = database.startswith(("http://", "https://"))
         return (ServerLabeler if remote else AppLabeler)(database, labelers_per_item)

@@ -1,6 +1,6 @@
 """`align plan`: compute-optimal model size, and time and memory of each stage.
 
-FLOPs of each phase of a stage come from its settings and data, by the formulas of its runs.
+FLOPs of each phase are computed from the settings and data, with the same formulas as in runs.
 """
 
 import re
@@ -110,7 +110,7 @@ def device_name(gpu: str) -> str:
     """Return the device name, detecting this machine's for `auto`.
 
     Raises:
-        UserError: for a GPU that is not in the list.
+        UserError: if the GPU is not in the list.
     """
     if gpu != "auto":
         return gpu
@@ -127,10 +127,10 @@ class StageWork(NamedTuple):
     """Work of a planned stage.
 
     Attributes:
-        flops: of each phase, over the whole run and all devices.
-        weights: bytes of the weights of all models that it keeps.
+        flops: FLOPs of each phase, over the entire run and all devices.
+        weights: size of the weights of all models in memory, in bytes.
         trained: the weights that are trained.
-        decoded: bytes of weights that one device reads for sampling: each token of a batch reads all of them.
+        decoded: size of the weights that one device reads per sampled token, in bytes.
     """
 
     name: str
@@ -141,7 +141,7 @@ class StageWork(NamedTuple):
     decoded: float = 0.0
 
     def hours(self, gpu: str, gpus: int, mfu: float) -> dict[str, float]:
-        """Hours of each phase. With small batches, sampling is limited by memory bandwidth."""
+        """Return the hours of each phase. With small batches, sampling is limited by memory bandwidth."""
         device = find_device(gpu, compute_dtype(self.config.dtype))
         least = {"sampling": self.decoded / device.bandwidth}
         seconds = {phase: flops / (gpus * device.peak * mfu) for phase, flops in self.flops.items()}
@@ -154,7 +154,7 @@ class Layout(NamedTuple):
     name: str
     launcher: str
     needed: int | None
-    """None: not supported, as a quantized base with ZeRO-3."""
+    """None if not supported, such as a quantized base with ZeRO-3."""
 
 
 def run_plan(config: PlanConfig) -> None:
@@ -308,7 +308,7 @@ def sft_work(config: SFTConfig) -> StageWork:
     """Compute the work of training on demonstrations or raw text.
 
     Raises:
-        UserError: for a mistake in the settings, the model or the data.
+        UserError: if the settings, the model or the data are invalid.
     """
     loaded = load_on_meta(config, compute_dtype(config.dtype), prefix_lm=config.prefix_lm)
     require_prompt_in_row(loaded, config.prompt_loss_weight)
@@ -324,7 +324,7 @@ def sft_work(config: SFTConfig) -> StageWork:
 
 
 def reward_work(config: RewardConfig) -> StageWork:
-    """Compute the work of training on rankings. Raises as `sft_work`."""
+    """Compute the work of training on rankings. For errors, see `sft_work`."""
     loaded = load_on_meta(config, compute_dtype(config.dtype), REWARD_ADAPTER, allow_reward_model=True)
     read = partial(encode_rankings, loaded=loaded, limits=config.limits, skip_bad_rows=config.skip_bad_rows)
     if not config.lm_loss_weight:
@@ -355,7 +355,7 @@ def _learning(
 def ppo_work(config: PPOConfig, devices: int) -> StageWork:
     """Compute the work of sampling, scoring and training, with average prompts and responses of maximum length.
 
-    A separate critic, and a reward model that does not exist yet, have the policy's shape. Raises: as `sft_work`.
+    A separate critic, and a reward model that does not exist yet, have the policy's shape. For errors, see `sft_work`.
     """
     loaded = load_on_meta(config, compute_dtype(config.dtype))
     limits, backbone = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong), loaded.backbone

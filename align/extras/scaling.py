@@ -31,7 +31,7 @@ CHINCHILLA_TABLE = (
 )
 """FLOPs and parameters of table 3 (approach 1). Its tokens are FLOPs / 6 N, except for 67 billion: 1.5e12, not 1.43e12."""
 MIN_SIZES, MIN_RUNS = 3, 6
-"""Fewest different sizes, and numbers of tokens, and fewest runs for a fit of five numbers."""
+"""Minimum numbers of distinct sizes, of distinct token counts, and of runs, to fit five coefficients."""
 HUBER_DELTA = 1e-3
 """Delta of the Huber loss of log losses (Chinchilla, appendix D.3)."""
 EXPONENTS = np.linspace(0.1, 1.5, 15)
@@ -48,7 +48,7 @@ class ScalingLaw(NamedTuple):
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Loss of a model of this size after this many tokens."""
+        """Return the loss of a model of this size after this many tokens."""
         return float(self.E + self.A * parameters**-self.alpha + self.B * tokens**-self.beta)
 
     def allocate(self, flops: float) -> tuple[float, float]:
@@ -58,7 +58,7 @@ class ScalingLaw(NamedTuple):
         return parameters, flops / (FLOPS_PER_WEIGHT * parameters)
 
     def tokens_for(self, loss: float, parameters: float) -> float:
-        """Tokens after which a model of this size reaches a loss; infinity if never."""
+        """Return the number of tokens for a model of this size to reach a loss; infinity if never."""
         rest = loss - self.E - self.A * parameters**-self.alpha
         return float((self.B / rest) ** (1 / self.beta)) if rest > 0 else math.inf
 
@@ -66,8 +66,8 @@ class ScalingLaw(NamedTuple):
         """Return the parameters and tokens that reach the loss of `allocate(flops)` with the fewest total FLOPs.
 
         The sum is 6 N D for training and 2 N for each token of inference. A smaller model that is trained longer is cheaper
-        to use: the argument of LLaMA (Touvron et al. 2023, section 1), as a formula in Sardana et al. 2023 (equation 3,
-        arXiv 2401.00448).
+        to use, as argued in LLaMA (Touvron et al. 2023, section 1). Formula: Sardana et al. 2023 (equation 3, arXiv
+        2401.00448).
         """
         largest, _ = self.allocate(flops)
         loss = self.loss(*self.allocate(flops))
@@ -109,7 +109,7 @@ def read_training_runs(path: str) -> list[TrainingRun]:
     """Read runs from rows with the fields N, D and loss, all above 0.
 
     Raises:
-        UserError: for a bad row, and for too few runs for a fit.
+        UserError: if a row is invalid, or there are too few runs for a fit.
     """
     runs = parse_rows([path], _run_of_row, "no runs; each row needs N (parameters), D (tokens) and loss")
     sizes, lengths = {run.parameters for run in runs}, {run.tokens for run in runs}
@@ -139,7 +139,7 @@ def _positive(row: Mapping[str, Any], name: str) -> float:
 def fit_scaling_law(runs: Sequence[TrainingRun]) -> ScalingLaw:
     """Fit the five coefficients with the Huber loss of log losses, as in Chinchilla's approach 3.
 
-    For each pair of starting exponents, E, A and B are those of least squares; L-BFGS improves the five best starts.
+    For each pair of starting exponents, E, A and B are fitted by least squares; L-BFGS then improves the five best starts.
 
     Raises:
         UserError: if the runs do not show that both size and tokens lower the loss.

@@ -1,8 +1,8 @@
-"""`align score`: scores of the answers in a file by reward models, rules, attributes, toxicity, rubrics and own functions.
+"""`align score`: scores of the answers in a file by reward models, rules, attributes, toxicity, rubrics and functions.
 
-The file may have any layout of `align.data.formats`. Each row keeps its fields and gets `scores`: a number by the name of
-each scorer, or a list of numbers in the order of the row's responses. Finished chunks are kept in a file beside the output,
-from which an interrupted command continues.
+The file may have any layout of `align.data.formats`. Each row keeps its fields and gets `scores`: by scorer name, a number
+or a list of numbers in the order of the row's responses. Finished chunks are kept in a file beside the output, from which
+an interrupted command continues.
 """
 
 import csv
@@ -43,11 +43,11 @@ from align.sampling.settings import InferenceConfig
 
 Row = dict[str, Any]
 Scorer = Callable[[Sequence[TextAnswer]], dict[str, list[float]]]
-"""Answers to the scores of each, by the names of the scores."""
+"""Maps answers to their scores, by score name."""
 ANSWER_FIELDS = ("response", "answer", "output", "completion")
-"""A row of `prompt` and one of these, without a rating or a verdict, is an answer."""
+"""Fields that make a row with `prompt`, without a rating or a verdict, an answer."""
 CHUNK = 64
-"""Rows between two writes to the file of finished chunks."""
+"""Number of rows between two writes to the file of finished chunks."""
 
 
 @dataclass(kw_only=True)
@@ -80,7 +80,7 @@ class ScoreConfig(InferenceConfig):
 
 
 class AnsweredRow(NamedTuple):
-    """A row with its answers and its place in the file."""
+    """A row with its answers and its location in the file."""
 
     where: str
     row: Row
@@ -94,7 +94,7 @@ def answers_of(row: object) -> list[TextAnswer]:
     """Return the answers of a row in any layout, in the order of the row.
 
     Raises:
-        UserError: if the row has no layout with answers, or a field is wrong.
+        UserError: if the row's layout has no answers, or a field is invalid.
     """
     fields = check_row(row)
     name = next((name for name in ANSWER_FIELDS if fields.get(name) is not None), None)
@@ -121,7 +121,7 @@ def answers_of(row: object) -> list[TextAnswer]:
 
 
 def _answers(fields: Mapping[str, Any], texts: Sequence[object]) -> list[TextAnswer]:
-    """Return the answers `texts` to the prompt of a row, with its system turn and history."""
+    """Return the answers in `texts` to the prompt of a row, with its system turn and history."""
     (record,) = convert_row(fields, Prompt)[1]
     checked = [check_answer(text, "response", may_be_empty=True) for text in texts]
     reasons = _reasons(fields.get("finish_reason"), len(texts))
@@ -129,7 +129,7 @@ def _answers(fields: Mapping[str, Any], texts: Sequence[object]) -> list[TextAns
 
 
 def _reasons(given: object, count: int) -> list[str | None]:
-    """Return why each of a row's responses ended; None where the row does not say."""
+    """Return the finish reason of each response of a row, or None if the row does not give it."""
     listed = list(given) if isinstance(given, list | tuple) else [given] * count
     if len(listed) != count:
         raise field_error("finish_reason", f"has {len(listed)} entries for {count} responses", "give one for each")
@@ -140,7 +140,7 @@ def read_answers(source: str, skip_bad_rows: bool = False) -> list[AnsweredRow]:
     """Read the rows of a source with their answers.
 
     Raises:
-        UserError: with file and line, for a bad row unless these are skipped, which are then counted in a warning.
+        UserError: if a row is invalid, with file and line. If bad rows are skipped, a warning counts them instead.
     """
     found, problems = list[AnsweredRow](), list[str]()
     columns = column_names(source)
@@ -178,7 +178,7 @@ def _reward_scorer(name: str, config: ScoreConfig, accelerator: Accelerator) -> 
 
 
 def open_scorers(config: ScoreConfig, accelerator: Accelerator) -> tuple[dict[str, Scorer], dict[str, str]]:
-    """Load all scorers; return them, and the version of each, by name.
+    """Load all scorers. Return the scorers and their versions by name.
 
     Raises:
         UserError: if one cannot be loaded.
@@ -255,11 +255,11 @@ def score_rows(
     """Return the scores of each row, by name: a number, or a list for a row of several answers.
 
     Args:
-        finished: the file of finished chunks.
-        versions: of the scorers; scores of another version are not taken from the file.
+        finished: file of finished chunks.
+        versions: versions of the scorers. Stored scores of other versions are ignored.
 
     Raises:
-        UserError: if a scorer fails, or gives anything but a finite number. Chunks that were finished are saved.
+        UserError: if a scorer fails, or returns a number that is not finite. Finished chunks are saved.
     """
 
     def compute(chunk: list[AnsweredRow]) -> list[Row]:
@@ -295,7 +295,7 @@ def _rounded(value: float | list[float]) -> float | list[float]:
 
 
 def _with_places(name: str, scorer: Scorer, answers: Sequence[TextAnswer], places: Sequence[str]) -> dict[str, list[float]]:
-    """Call a scorer; an error about one answer names its row."""
+    """Call a scorer, and name the row in an error about one answer."""
     if not answers:
         return {}
     try:
@@ -317,7 +317,7 @@ def score_file(config: ScoreConfig) -> Path:
     """Score the answers of a file, write it with the scores, and return its path.
 
     Raises:
-        UserError: for a bad row or setting, or a scorer that fails; finished rows are kept.
+        UserError: if a row or setting is invalid, or a scorer fails. Finished rows are kept.
     """
     (source,) = config.file
     target = Path(config.output or _beside(source))
@@ -347,7 +347,7 @@ def _beside(source: str) -> str:
 
 
 def summary(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each score with its mean, standard deviation, minimum and maximum over all answers."""
+    """Yield a line per score with its mean, standard deviation, minimum and maximum over all answers."""
     for name in scores[0]:
         values = [v for row in scores for v in (row[name] if isinstance(row[name], list) else [row[name]])]
         mean = sum(values) / len(values)
@@ -366,18 +366,18 @@ def _write(target: Path, rows: Sequence[AnsweredRow], scores: Sequence[Mapping[s
 
 
 def _earlier(row: Row) -> Row:
-    """The scores that an earlier command has added."""
+    """Return the scores that an earlier command added."""
     scores = row.get("scores")
     return dict(scores) if isinstance(scores, Mapping) else {}
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a data set as JSON has it: an array of numpy, or a date."""
+    """Convert a value of a data set, such as a numpy array or a date, to JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _as_csv(rows: Sequence[AnsweredRow], scores: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a table with a column `score/NAME`, or `score/NAME/1` and so on for rows of several answers."""
+    """Format the rows as CSV with a column `score/NAME`, or `score/NAME/1` and so on for rows with several answers."""
     table = []
     for row, found in zip(rows, scores, strict=True):
         cells = {

@@ -2,11 +2,11 @@
 
     POST /score        {"messages": [[{role, content}, ...], ...], "ended": [...]}     -> {"rewards": [...]}
     POST /get_reward   {"query": [...], "prompts": [...], "labels": [...]}             -> {"rewards", "scores", "extra_logs"}
-    POST /classify     {"input": text or texts} or {"messages": [...]}                 -> {"data": [{"index", "probs"}]}
+    POST /classify     {"input": text or list}  or {"messages": [...]}                 -> {"data": [{"index", "probs"}]}
     POST /pooling      as /classify                                                    -> {"data": [{"index", "data"}]}
     GET  /health, /v1/models
 
-A conversation ends with the assistant turn to score. A `query` or `input` is text that a chat template has rendered. Rewards
+A conversation ends with the assistant turn to score. A `query` or `input` is text rendered by a chat template. Rewards
 have the mean over demonstrations subtracted. No activation is applied.
 """
 
@@ -54,7 +54,7 @@ class ServeConfig(InferenceConfig):
 
 
 class RequestError(Exception):
-    """A request that is refused with an HTTP status."""
+    """A request that is rejected with an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class RequestError(Exception):
 
 
 class RewardService:
-    """A reward model with the limits of its requests; scores one request at a time."""
+    """A reward model with request limits, which scores one request at a time."""
 
     def __init__(self, model: TextRewardModel, name: str, max_rows: int = 1024) -> None:
         self.model, self.name, self.max_rows = model, name, max_rows
@@ -72,7 +72,7 @@ class RewardService:
         """Return the rewards of a request in any of the formats.
 
         Raises:
-            RequestError: 400 for a request that cannot be read, 413 for one with too many responses.
+            RequestError: 400 if the request cannot be parsed, 413 if it has too many responses.
         """
         try:
             if "query" in request:
@@ -128,8 +128,8 @@ def make_app(service: RewardService, token: str | None, max_bytes: int) -> "Fast
     """Return the application of a service.
 
     Args:
-        token: bearer token that each request but `/health` must send; None: none.
-        max_bytes: of the body of a request.
+        token: bearer token that every request except `/health` must send, or None.
+        max_bytes: maximum size of a request body, in bytes.
     """
     with require_extra("serve"):
         from fastapi import FastAPI, Request
@@ -208,7 +208,7 @@ def run_serve(config: ServeConfig) -> None:
     """Serve until Ctrl-C or SIGTERM.
 
     Raises:
-        UserError: if the model cannot be loaded, or the address is not free.
+        UserError: if the model cannot be loaded, or the address is in use.
     """
     with require_extra("serve"):
         import uvicorn
@@ -232,5 +232,5 @@ def run_serve(config: ServeConfig) -> None:
     try:
         with settings.bind_socket() as socket:
             server.run(sockets=[socket])
-    except SystemExit as stopped:  # uvicorn's, after its own line in the log
+    except SystemExit as stopped:  # raised by uvicorn after it has logged the error
         raise UserError(f"{address} cannot be served: is the port in use? set another port") from stopped

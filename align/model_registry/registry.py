@@ -104,8 +104,8 @@ def resolve_model(name: str | Path) -> Path | str:
     - Anything else that can be a hub id: the same string.
 
     Raises:
-        UserError: for a folder without a model, a path that does not exist, and a built-in model that cannot be made
-            (no network, wrong checksum, no space); nothing half-written remains.
+        UserError: if a folder has no model, a path does not exist, or a built-in model cannot be made (no network, wrong
+            checksum, no space). No partial files remain.
     """
     name = str(name)
     if name in _REGISTRY:
@@ -140,7 +140,7 @@ def fetch_model(name: str | Path) -> Path:
 
     try:
         return Path(snapshot_download(source, allow_patterns=HUB_FILES))
-    except Exception as error:  # the Hub client raises its own errors and those of its HTTP library
+    except Exception as error:  # the Hub client raises its own errors and its HTTP library's
         wrong = f"not a local folder, and it cannot be loaded from the Hub ({first_line(error)})"
         raise UserError(f"model '{name}': {wrong}; check the path or the name") from error
 

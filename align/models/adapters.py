@@ -24,11 +24,11 @@ from align.models.quantization import quantization_of
 from align.runtime.sharding import gathered_parameters, is_sharded
 
 ADDED = "adapters_of_align"
-"""The attribute of a PEFT model with the names of the adapters that this package has added."""
+"""Attribute of a PEFT model with the names of the adapters that this package added."""
 
 
 def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
-    """Put a saved adapter, frozen, onto a model that has none; a UserError if it does not fit the model or lacks weights."""
+    """Load a saved adapter, frozen, onto a model without one. Raise a UserError if it does not fit or lacks weights."""
     stored = _stored_names(folder)
     try:
         peft_model = PeftModel.from_pretrained(model, folder, adapter_name=name, autocast_adapter_dtype=False)
@@ -39,7 +39,7 @@ def load_adapter(model: PreTrainedModel, folder: str, name: str) -> PeftModel:
 
 
 def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
-    """Load a saved adapter, frozen, onto a backbone that has adapters; raises as `load_adapter`."""
+    """Load a saved adapter, frozen, onto a backbone with adapters. For errors, see `load_adapter`."""
     assert backbone.peft is not None
     stored = _stored_names(folder)
     try:
@@ -54,8 +54,8 @@ def add_adapter(backbone: Backbone, folder: str, name: str) -> None:
 def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.nn.Parameter]:
     """Return the weights of one adapter by their names in `model`, in the order of its layers.
 
-    Names alone do not identify them: PEFT writes `lora_A.policy.weight` but `lora_embedding_A.policy`, and a layer of the
-    base may be called `value`.
+    Names do not identify them: PEFT writes `lora_A.policy.weight` but `lora_embedding_A.policy`, and a layer of the base
+    may be called `value`.
     """
     own: set[int] = set()
     for module in model.modules():
@@ -70,7 +70,7 @@ def adapter_parameters(model: torch.nn.Module, adapter: str) -> dict[str, torch.
 
 
 def match_dtype(peft_model: PeftModel, adapter: str) -> None:
-    """Give an adapter on a quantized base the base's number format; PEFT leaves it in float32."""
+    """Convert an adapter on a quantized base to the base's dtype. PEFT leaves it in float32."""
     model = cast(PreTrainedModel, peft_model.get_base_model())
     if quantization_of(model.config):
         for weight in adapter_parameters(model, adapter).values():
@@ -78,12 +78,12 @@ def match_dtype(peft_model: PeftModel, adapter: str) -> None:
 
 
 def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
-    """Add the trainable adapter `target` with the shape and weights of `source`, which is frozen."""
+    """Add the trainable adapter `target` with the shape and weights of the frozen adapter `source`."""
     settings: PeftConfig = copy.copy(peft_model.peft_config[source])
     settings.inference_mode = False
     initialization = getattr(settings, "init_lora_weights", None)
     if isinstance(settings, LoraConfig):
-        settings.init_lora_weights = True  # others, such as pissa, take the new adapter's share out of the base's weights
+        settings.init_lora_weights = True  # others, such as pissa, subtract the new adapter from the base's weights
     peft_model.add_adapter(target, settings, autocast_adapter_dtype=False)
     vars(peft_model).setdefault(ADDED, set()).add(target)
     copies = adapter_parameters(peft_model, target).values()
@@ -101,7 +101,7 @@ def copy_adapter(peft_model: PeftModel, source: str, target: str) -> None:
 
 
 def delete_added_adapters(peft_model: PeftModel, kept: str) -> None:
-    """Delete the adapters that an earlier trainer has added to a PEFT model, except `kept`."""
+    """Delete the adapters that an earlier trainer added to a PEFT model, except `kept`."""
     for name in sorted((vars(peft_model).pop(ADDED, set()) & peft_model.peft_config.keys()) - {kept}):
         peft_model.delete_adapter(name)
 
@@ -116,12 +116,12 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
             if isinstance(layer, BaseTunerLayer) and any(map(is_sharded, layer.get_base_layer().parameters())):
                 with gathered_parameters(layer.get_base_layer().parameters(), changed=True):
                     layer.merge()
-        merged = cast(PreTrainedModel, peft_model.merge_and_unload())  # of merged layers only the base is left
+        merged = cast(PreTrainedModel, peft_model.merge_and_unload())  # merged layers have only a base
     except (RuntimeError, ValueError, NotImplementedError) as error:  # B has a bias and the base none; kinds of adapters
         raise UserError(f"adapter '{folder}': PEFT cannot merge it into its base ({reason(error)})") from error
     embedding, vocabulary = merged.get_input_embeddings(), merged.get_output_embeddings()
     weights = dict(merged.named_parameters(remove_duplicate=False))
-    for name, source in tied.items():  # T5's halves read one embedding, which may differ from the vocabulary matrix alone
+    for name, source in tied.items():  # T5's encoder and decoder share an embedding; only the vocabulary matrix may differ
         apart = name in weights and weights[name] is not weights.get(source)
         if apart and merged.get_submodule(name.rpartition(".")[0]) is not vocabulary:
             raise UserError(
@@ -129,7 +129,7 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
                 f"between {name} and {source}"
             )
     if vocabulary is not None and was_tied and vocabulary.weight is not embedding.weight:
-        # The halves of an encoder-decoder share their embedding by this, too, and UMT5 scales states by it.
+        # Encoder and decoder also share their embedding through this setting, and UMT5 scales states by it.
         merged.config.tie_word_embeddings = has_separate_encoder(merged.config)
         merged.all_tied_weights_keys = {}
     return merged
@@ -138,7 +138,7 @@ def merge_adapter(peft_model: PeftModel, folder: str) -> PreTrainedModel:
 def _untie_adapted_weights(model: PreTrainedModel, folder: str) -> None:
     """Give each adapted layer a copy of a shared weight, such as an embedding tied to the vocabulary matrix.
 
-    An adapter changes one of the layers; merged into the shared weight, it would change the others too.
+    An adapter changes only one of the layers. Merged into the shared weight, it would change the others too.
     """
     holders = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
     for layer in model.modules():
@@ -165,7 +165,7 @@ def changes_base(settings: PeftConfig) -> bool:
 
 
 def _stored_names(folder: str) -> set[str]:
-    """Return the names of an adapter's tensors on disk; refuse a missing safetensors file, for which PEFT reads a pickle."""
+    """Return the names of an adapter's tensors on disk. Reject a missing safetensors file: PEFT would read a pickle."""
     path = Path(folder) / "adapter_model.safetensors"
     if not path.is_file():
         raise UserError(
@@ -174,12 +174,12 @@ def _stored_names(folder: str) -> set[str]:
     try:
         with safe_open(path, framework="pt") as stored:
             return set(stored.keys())
-    except Exception as error:  # safetensors raises a type of its own
+    except Exception as error:  # safetensors raises a custom exception type
         raise UserError(f"adapter '{folder}': {path.name} is broken ({first_line(error)})") from error
 
 
 def _finish_loading(peft_model: PeftModel, folder: str, name: str, stored: set[str]) -> None:
-    """Name the loaded base in an adapter; refuse one that lacks tensors or holds NaN.
+    """Record the loaded base in an adapter. Raise a UserError if the adapter lacks tensors or contains NaN.
 
     PEFT would look up the published base on the hub, and only warns of missing tensors.
     """
@@ -197,13 +197,13 @@ def _finish_loading(peft_model: PeftModel, folder: str, name: str, stored: set[s
 
 
 class LoraLinear(Linear):
-    """PEFT's `Linear`, W x + scale * B A x, in another order: the scale multiplies the r numbers after A.
+    """PEFT's `Linear`, W x + scale * B A x, in another order: the scale multiplies the output of A.
 
     On a CPU, this saves two of five passes over memory.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """[.., in] -> [.., out]; everything but plain LoRA with one adapter is left to PEFT."""
+        """[.., in] -> [.., out]; anything but plain LoRA with one adapter is left to PEFT."""
         names = self.active_adapters
         name = names[0] if len(names) == 1 else ""
         plain = name in self.lora_A and name not in self.lora_variant and not (args or kwargs)
@@ -211,14 +211,14 @@ class LoraLinear(Linear):
         if not plain or self.disable_adapters or self.merged:
             return super().forward(x, *args, **kwargs)
         result: Tensor = self.base_layer(x)
-        # Through the modules' own calls: under ZeRO-3 these gather the weights.
+        # Call the modules, which gather their weights under ZeRO-3.
         into, out = self.lora_A[name], self.lora_B[name]
         low = into(self.lora_dropout[name](x.to(cast(Tensor, into.weight).dtype)))
         return result.add_(out(low * self.scaling[name]))
 
 
 def faster_lora(model: PeftModel) -> PeftModel:
-    """Replace the class of the LoRA layers of `model` by `LoraLinear`; names, weights and files stay PEFT's."""
+    """Replace the class of the LoRA layers of `model` with `LoraLinear`. Names, weights and files are unchanged."""
     for layer in model.modules():
         if type(layer) is Linear:
             layer.__class__ = LoraLinear

@@ -1,7 +1,7 @@
 """Saving of models as transformers or PEFT folders that other libraries load, with a model card; uploads to the hub.
 
-A push is one commit of safetensors, tokenizer, configs and model card. Paths of this machine are not part of it: a base
-model that is a local folder is left out of the card and of the adapter's config.
+A push is one commit of safetensors, tokenizer, configs and model card. It contains no local paths: a base model
+that is a local folder is left out of the card and of the adapter's config.
 """
 
 import copy
@@ -37,8 +37,8 @@ from align.runtime.sharding import is_sharded
 
 UPDATE_ROW = "update"
 EMISSIONS = "cost/co2e_kg"
-"""The metric of a run's emissions; the hub's metadata has grams."""
-"""The row of a card with the update after which the model was saved."""
+"""Metric of a run's emissions. The hub's metadata is in grams."""
+"""Row of a card with the update after which the model was saved."""
 WriteModel = Callable[..., object]
 """`save_model` or `save_model_into`."""
 
@@ -65,23 +65,23 @@ def save_model(
     extra: Mapping[str, Any] | None = None,
     stop_ids: frozenset[int] = frozenset(),
 ) -> None:
-    """Save the policy: all weights as a transformers folder, or the adapter alone as a PEFT folder.
+    """Save the policy: all weights as a transformers folder, or only the adapter as a PEFT folder.
 
-    The files are read back and compared before the folder gets its name.
+    The files are read back and compared before the folder is renamed to its target.
 
     Args:
-        folder: the target; replaced in one step.
-        state: whole weights by their names in `loaded.backbone.model`.
+        folder: target folder, replaced atomically.
+        state: full weights by their names in `loaded.backbone.model`.
         card: `title`, `stage`, and further rows of the card's table.
-        extra: further JSON files by their names.
+        extra: further JSON files by name.
         stop_ids: token ids that end a response in addition to the model's end tokens.
     """
     with new_folder(folder) as temporary:
         if loaded.adapter is None:
             model, state = loaded.backbone.model, separate_untied(loaded.backbone.model, state)
             model.save_pretrained(temporary, state_dict=dict(state))
-            # Under the names that published folders have: Mixtral's experts are one tensor in memory and many on disk.
-            left_out = set(model._keys_to_ignore_on_save or ())  # what is computed again: Marian's positions
+            # Use the names of published folders: Mixtral's experts are one tensor in memory and many on disk.
+            left_out = set(model._keys_to_ignore_on_save or ())  # recomputed on loading: Marian's positions
             kept = {name: weight for name, weight in state.items() if name not in left_out}
             require_equal_on_disk(temporary, revert_weight_conversion(model, kept))
         else:
@@ -92,12 +92,12 @@ def save_model(
 
 
 def merge_model(name: str, folder: Path) -> None:
-    """Write the model of an adapter as a transformers folder without an adapter, in the number format of its base.
+    """Write the model of an adapter as a transformers folder without an adapter, in the dtype of its base.
 
     A base that was quantized in training is dequantized.
 
     Raises:
-        UserError: if it is not the adapter of a language model, or cannot be merged.
+        UserError: if the model is not the adapter of a language model, or cannot be merged.
     """
     source = str(resolve_model(name))
     base, is_adapter = base_of(source)
@@ -119,8 +119,8 @@ def save_model_into(
 ) -> set[str]:
     """Save the policy as `save_model` does, into a folder whose other files stay; return the names of the written files.
 
-    Weights and configs of a model that was saved there before are removed, by the names that this package writes. A folder
-    that does not exist appears in one step.
+    Weights and configs of an earlier model in the folder are removed, by the file names that this package writes. A missing
+    folder is created atomically.
     """
     if not folder.exists():
         save_model(folder, loaded, state, card, stop_ids=stop_ids)
@@ -148,13 +148,13 @@ def finish_folder(
     tokenizer: PreTrainedTokenizerBase | None = None,
     stop_ids: frozenset[int] = frozenset(),
 ) -> None:
-    """Write the tokenizer (None: the model's), chat template, generation settings with `stop_ids`, and model card."""
+    """Write the tokenizer (default: the model's), chat template, generation settings with `stop_ids`, and model card."""
     tokenization, model = loaded.tokenization, loaded.backbone.model
     (tokenizer or tokenization.tokenizer).save_pretrained(temporary)
     copy_tokenizer_files(loaded.base, temporary)
     config = temporary / "config.json"
     if config.exists() and has_separate_matrix(model):
-        # Transformers 4 ties the output matrix of a T5 v1.1 to the embedding, unless the config says that it is not.
+        # transformers 4 ties the output matrix of a T5 v1.1 to the embedding unless the config disables it.
         write_json(config, read_json(config) | {"tie_word_embeddings": False})
     generation = getattr(model, "generation_config", None)
     if generation is not None:
@@ -167,9 +167,9 @@ def finish_folder(
 
 
 def require_savable(loaded: LoadedModel, write: Callable[[Path], None] | None = None) -> None:
-    """Write the files of a saved model, those of a policy or by `write`, to a temporary folder. Large weights are left out.
+    """Write a model's files, by default a policy's, to a temporary folder to check them. Large weights are left out.
 
-    Transformers and safetensors validate more when they save than when they load: a run would fail at its end.
+    transformers and safetensors validate more on saving than on loading: without this check, a run would fail at its end.
     """
     model = loaded.backbone.model
     state = {} if any(map(is_sharded, model.parameters())) else weights_of(loaded.backbone)
@@ -203,7 +203,7 @@ def save_adapter(
     """Save one adapter under PEFT's file names.
 
     Args:
-        changes: fields of the adapter's config that differ in the file.
+        changes: fields of the adapter's config to change in the file.
         more: further tensors for the file, under PEFT's full names.
     """
     weights = {**adapter_weights(loaded, name, state), **(more or {})}
@@ -241,7 +241,7 @@ def _save_adapter_config(folder: Path, loaded: LoadedModel, name: str, changes: 
 
 
 def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError if a tensor in memory is missing in the folder, or is not there bit for bit."""
+    """Raise a UserError if a tensor in memory is missing in the folder or differs from it in any bit."""
     seen = set[str]().union(*(require_equal_file(path, state) for path in sorted(folder.glob("*.safetensors"))))
     for key in state.keys() - seen:  # tied weights are written once, under one of their names
         if not any(state[key].shape == state[other].shape and torch.equal(state[key], state[other]) for other in seen):
@@ -249,7 +249,7 @@ def require_equal_on_disk(folder: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def require_equal_file(path: Path, state: Mapping[str, Tensor]) -> set[str]:
-    """Return the names of a file's tensors; raise a UserError if one is not that in memory, bit for bit."""
+    """Return the names of a file's tensors. Raise a UserError if one differs from memory in any bit."""
     with safe_open(path, framework="pt") as stored:
         names = set(stored.keys())
         for key in sorted(names):
@@ -286,7 +286,7 @@ def model_card(card: Mapping[str, Any], loaded: LoadedModel) -> str:
 
 
 def update_in_card(folder: Path) -> int:
-    """Return the update that the card of a saved model states; 0 if there is no card, or it states none."""
+    """Return the update in the card of a saved model; 0 without a card or update."""
     card = folder / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     found = re.search(rf"^\| {UPDATE_ROW} \| (\d+) \|$", text, re.MULTILINE)
@@ -294,9 +294,9 @@ def update_in_card(folder: Path) -> int:
 
 
 def without_paths(sources: str) -> str:
-    """Return names of data and models, separated by commas, without the folders of this machine.
+    """Return comma-separated names of data and models without local folders.
 
-    A file keeps its name. A run's model is called by the folder of its run.
+    A file keeps its name. A run's model is named after the folder of its run.
     """
     parts = [part.strip() for part in sources.split(",")]
     local = {part: Path(part) for part in parts if part and (Path(part).is_absolute() or Path(part).exists())}
@@ -308,7 +308,7 @@ def without_paths(sources: str) -> str:
 
 
 def weights_of(backbone: Backbone, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the weights by their names in `backbone.model`: its own, or those in the state of the module around it."""
+    """Return the weights by their names in `backbone.model`, from it or from the state of the module around it."""
     if state is None:
         return dict(backbone.model.state_dict())
     prefix = "backbone.model."
@@ -322,11 +322,11 @@ def make_repo(repo: str, token: str | None = None) -> str:
     """Create a private model repository on the hub, unless it exists; return its full name. A run calls it before training.
 
     Raises:
-        UserError: if the hub cannot be reached or refuses, without a token for example.
+        UserError: if the hub cannot be reached or rejects the request, for example without a token.
     """
     try:
         return HfApi(token=token).create_repo(repo, private=True, exist_ok=True).repo_id
-    except Exception as error:  # the hub's client raises its own errors, and those of the network's library
+    except Exception as error:  # the hub client raises its own errors and its HTTP library's
         raise UserError(
             f"hub: cannot create '{repo}' ({_reason(error)}); check the network, or log in with `hf auth login`"
         ) from error
@@ -343,14 +343,14 @@ def push_model(
     """Push a saved model in one commit; return the address of the repository.
 
     Args:
-        folder: of a model, or of a run, whose `model` folder is meant.
-        repo: name on the hub, as user/name; it is created as private if missing. A name alone is one of the token's owner.
-        token: None: that of `hf auth login`.
-        revision: the branch; None: main.
-        names: of the files to push, of those that match `PATTERNS`; None: all.
+        folder: folder of a model, or of a run, whose `model` folder is pushed.
+        repo: name on the hub, as user/name; created as private if missing. Without a user, the token's owner.
+        token: access token. Default: the token of `hf auth login`.
+        revision: branch. Default: main.
+        names: names of the files to push, among the files that match `PATTERNS`. Default: all.
 
     Raises:
-        UserError: if the folder holds no model, or the hub cannot be reached or refuses.
+        UserError: if the folder contains no model, or the hub cannot be reached or rejects the request.
     """
     folder = _model_folder(folder)
     operations = [entry for entry in _operations(folder) if names is None or entry.path_in_repo in names]
@@ -371,7 +371,7 @@ def _model_folder(folder: Path) -> Path:
 
 
 def _operations(folder: Path) -> Iterator[CommitOperationAdd]:
-    """The files of a commit. The card and the adapter's config are uploaded without local paths."""
+    """Yield the files of a commit. The card and the adapter's config are uploaded without local paths."""
     for path in sorted({path for pattern in PATTERNS for path in folder.glob(pattern)}):
         content: bytes | str = str(path)
         if path.name == "README.md":
@@ -396,7 +396,7 @@ def _public_card(path: Path) -> str:
 
 
 def _public_adapter_config(path: Path) -> str:
-    """The adapter's config, with the hub's name of its base; none for a base that is only on this machine."""
+    """Return the adapter's config with the hub name of its base, or without a name for a local base."""
     config = json.loads(path.read_text(encoding="utf-8"))
     base = config.get(BASE)
     config[BASE] = published_name(base) if base else None

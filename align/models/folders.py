@@ -34,15 +34,15 @@ from align.runtime.progress import console
 from align.runtime.sharding import Sharder, is_sharded, loading_accelerator, local_shard, min_while_loading
 
 BUILT_IN_BASE = "built_in_base"
-"""In the metadata of an adapter's file: the built-in model under it. PEFT's config names the published one."""
+"""Metadata key of an adapter's file for its built-in base. PEFT's config names the published one."""
 BASE_QUANTIZATION = "base_quantization"
-"""In the metadata of an adapter's file: the format of the quantized base that it was trained on."""
+"""Metadata key of an adapter's file for the format of the quantized base in training."""
 MOST_LAYERS = 10_000
-"""A config with more is broken, and building its layers would take minutes."""
+"""Maximum for a valid config. Building more layers would take minutes."""
 
 
 def base_of(source: str) -> tuple[str, bool]:
-    """Return the folder or name of the whole weights, and whether `source` is an adapter on them."""
+    """Return the folder or name of the base weights, and whether `source` is an adapter on them."""
     if not (Path(source) / "adapter_config.json").exists():
         return source, False
     settings = read_json(Path(source) / "adapter_config.json")
@@ -52,7 +52,7 @@ def base_of(source: str) -> tuple[str, bool]:
             f"{source}/adapter_config.json: base_model_name_or_path is empty or no text; name the model under the adapter"
         )
     built_in: str | None = None
-    # A missing or broken file is reported where the weights are loaded.
+    # A missing or broken file is reported when the weights are loaded.
     with suppress(OSError, SafetensorError), safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
         built_in = (stored.metadata() or {}).get(BUILT_IN_BASE)
     if built_in and base == published_name(built_in):  # its weights may differ from the published ones
@@ -70,7 +70,7 @@ def base_of(source: str) -> tuple[str, bool]:
 
 
 def adapter_quantization(source: str) -> str:
-    """Return the format of the base that an adapter was trained on; "" if it was not quantized, or nobody knows."""
+    """Return the format of the base that an adapter was trained on, or "" if not quantized or unknown."""
     with suppress(OSError, SafetensorError), safe_open(Path(source) / "adapter_model.safetensors", framework="pt") as stored:
         return str((stored.metadata() or {}).get(BASE_QUANTIZATION, ""))
     return ""
@@ -103,7 +103,7 @@ def load_config(source: str) -> PreTrainedConfig:
 
 
 _INVALID = re.compile(r"^- `(\w+)`:", re.MULTILINE)
-"""A setting that `GenerationConfig.validate` reports as having no effect."""
+"""Pattern of settings that `GenerationConfig.validate` reports as having no effect."""
 
 
 def stored_generation_config(source: str) -> GenerationConfig | None:
@@ -120,10 +120,10 @@ def stored_generation_config(source: str) -> GenerationConfig | None:
 def end_ids(
     generation: GenerationConfig | None, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
-    """Return the ids at which `transformers.generate` ends a text.
+    """Return the ids at which transformers' `generate` stops.
 
-    Ids that transformers derived from a model's config may be defaults of its class, another token in this vocabulary. They
-    count only if they are special tokens.
+    Ids that transformers derives from a model's config may be defaults of its class, which are other tokens in this
+    vocabulary. They count only if they are special tokens.
     """
     given = config.get_text_config(decoder=True).eos_token_id if generation is None else generation.eos_token_id
     ids = given if isinstance(given, list) else [] if given is None else [given]
@@ -138,7 +138,7 @@ def end_ids(
 def valid_generation_config(generation: GenerationConfig) -> GenerationConfig:
     """Return a copy without settings that have no effect, such as a temperature without `do_sample`.
 
-    After any change, transformers refuses to save such settings, which `generate` ignores.
+    `generate` ignores such settings, and transformers refuses to save them after any change.
     """
     generation = copy.deepcopy(generation)
     try:
@@ -157,15 +157,15 @@ SAVED_GENERATION_SETTINGS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
     *("do_sample", "temperature", "top_k", "top_p", "max_length", "max_new_tokens"),
 )
-"""Fields of a base's generation config that a saved model keeps. Sampling in this package applies no other."""
+"""Fields of a base's generation config that a saved model keeps. Sampling in this package uses no others."""
 _NOT_OF_TEXT = re.compile(r"_|output_|return_dict|use_cache|cache_|transformers_version|compile|disable_compile")
-"""Fields that do not change what `generate` writes."""
+"""Fields that do not affect the output of `generate`."""
 
 
 def saved_generation_config(generation: GenerationConfig) -> GenerationConfig:
-    """Return the settings of `SAVED_GENERATION_SETTINGS` alone.
+    """Return a generation config with only the settings in `SAVED_GENERATION_SETTINGS`.
 
-    Others, such as `num_beams`, would let `generate` write other texts than those that were trained and evaluated.
+    With others, such as `num_beams`, `generate` would write different text than in training and evaluation.
 
     Raises:
         UserError: if the config is invalid.
@@ -175,7 +175,7 @@ def saved_generation_config(generation: GenerationConfig) -> GenerationConfig:
 
 
 def unsaved_generation_settings(generation: GenerationConfig) -> list[str]:
-    """Return the names of settings that change what `generate` writes and that a saved model does not keep."""
+    """Return the names of settings that affect the output of `generate` and that a saved model does not keep."""
     neutral = GenerationConfig._get_default_generation_params()
     return [
         name
@@ -189,9 +189,9 @@ def unsaved_generation_settings(generation: GenerationConfig) -> list[str]:
 
 
 def load_weights(source: str, dtype: torch.dtype, quantization: str = "") -> PreTrainedModel:
-    """Load a transformers model from safetensors; a UserError if they are missing, broken, or only there as pickle.
+    """Load a transformers model from safetensors. Raise a UserError if they are missing, broken, or only a pickle.
 
-    `quantization` is a format of `align.models.quantization`; "" leaves the weights as they are stored.
+    `quantization` is a format of `align.models.quantization`; "" keeps the stored format.
     """
     config = load_config(source)
     accelerator = loading_accelerator()
@@ -211,14 +211,14 @@ def load_weights(source: str, dtype: torch.dtype, quantization: str = "") -> Pre
                 **quantized,
             )
     except Exception as error:  # an external config or index can be wrong in any way
-        if type(error).__name__ == "SafetensorError":  # a type of its own for a broken file
+        if type(error).__name__ == "SafetensorError":  # a custom type for a broken file
             raise UserError(f"model '{source}': its weights are broken ({first_line(error)})") from error
         raise UserError(f"model '{source}': its weights cannot be loaded ({reason(error)})") from error
     if sharder:
         sharder.finish(model)
     prepare_model(model)
     prepare_quantized(model, dtype)
-    # transformers makes up at random what is missing; that is right only for what a task adds to a pretrained encoder.
+    # transformers initializes missing weights at random, which is correct only for a task head on a pretrained encoder.
     added = () if is_classifier(config) else new_modules(model)
     missing = [key for key in report["missing_keys"] if not key.startswith(added)]
     if missing:
@@ -232,7 +232,7 @@ def load_weights(source: str, dtype: torch.dtype, quantization: str = "") -> Pre
 
 
 def make_on_meta(source: str, dtype: torch.dtype, quantization: str = "") -> PreTrainedModel:
-    """Return a model as `load_weights` would, with shapes and no data; a UserError if its config cannot be used."""
+    """Return a model as `load_weights` would, with shapes but no data. Raise a UserError if the config is invalid."""
     config = load_config(source)
     quantization = quantization or quantization_of(config)
     if hasattr(config, "quantization_config"):
@@ -253,11 +253,11 @@ def make_on_meta(source: str, dtype: torch.dtype, quantization: str = "") -> Pre
 
 @torch.no_grad()
 def require_finite(weights: Iterable[tuple[str, Tensor]], owner: str) -> None:
-    """Raise a UserError that names their `owner` if a number of some weights, given by name, is not finite."""
+    """Raise a UserError that names the `owner` if named weights contain a number that is not finite."""
     listed = list(weights)
     shards = (local_shard(weight) for _, weight in listed)  # NaN passes through aminmax
     bad = (n for n, part in enumerate(shards) if part.numel() and not all(map(torch.isfinite, torch.aminmax(part))))
-    first = min_while_loading(next(bad, len(listed)))  # of a weight that is sharded, each process has seen its part
+    first = min_while_loading(next(bad, len(listed)))  # each process checked only its part of a sharded weight
     if first < len(listed):
         name = listed[first][0]
         raise UserError(f"{owner}: its weight '{name}' holds NaN or infinite numbers; take an earlier checkpoint of it")
@@ -281,18 +281,18 @@ VOCABULARIES = (
 def has_vocabulary(source: str) -> bool:
     """Return whether a folder, or a hub name in the hub's cache, holds the tokens of a tokenizer.
 
-    Where there are none, transformers makes an empty tokenizer of the model's class.
+    Without them, transformers creates an empty tokenizer of the model's class.
     """
     return any(stored_file(source, name) for name in VOCABULARIES)
 
 
 def tokenizer_source(source: str, base: str) -> str:
-    """Return the folder or hub name with a model's tokenizer: the model's own, or that of the base under an adapter.
+    """Return the folder or hub name of a model's tokenizer. An adapter without one uses the base's.
 
     Raises:
-        UserError: if a folder holds none.
+        UserError: if a folder contains no tokenizer.
     """
-    has_config = stored_file(source, "tokenizer_config.json") is not None  # all that a tokenizer of bytes needs
+    has_config = stored_file(source, "tokenizer_config.json") is not None  # sufficient for a byte tokenizer
     if (
         base != source
         and not has_vocabulary(source)
@@ -311,8 +311,8 @@ def weight_files(source: str) -> list[Path]:
 
 
 def weights_digest(name: str) -> str:
-    """Return a digest of the stored weights of a model, with those of an adapter's base; "" if none are on this machine."""
-    with suppress(UserError, OSError, ValueError):  # a model in memory has a name of no folder
+    """Return a digest of the stored weights of a model, including an adapter's base; "" if none are on this machine."""
+    with suppress(UserError, OSError, ValueError):  # the name of a model in memory is not a folder
         source = str(resolve_model(name))
         paths = [path for folder in dict.fromkeys((source, base_of(source)[0])) for path in weight_files(folder)]
         digest = hashlib.sha256()
@@ -326,7 +326,7 @@ def weights_digest(name: str) -> str:
 def changed_weights(model: PreTrainedModel) -> list[str]:
     """Return the names of weights in memory whose first row differs from the one stored in the model's folder.
 
-    The config names the folder, or a model in the hub's cache. Skip adapters, and weights that are not stored there.
+    The config names the folder, or a model in the hub's cache. Adapters and weights that are not stored there are skipped.
     """
     weights = {re.sub(r"(base_layer|original_module)\.", "", name): each for name, each in model.named_parameters()}
     source, changed = model.config.name_or_path or "", list[str]()

@@ -11,7 +11,7 @@ from align.core.tensor_ops import Padded, entropy_of, log_probs_of
 from align.models.backbone import Backbone
 
 WHOLE_BYTES = {"cpu": 2**30, "cuda": 2**32}
-"""Larger logits are computed in parts of at most this many bytes, and again in the backward pass."""
+"""Maximum size of logits in bytes. Larger ones are computed in parts, and recomputed in the backward pass."""
 
 
 def predict_tokens(
@@ -19,11 +19,11 @@ def predict_tokens(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs [n] of tokens and, with `with_entropy`, entropies [n] in nats of the predictions; float32.
 
-    Large logits are computed in parts and again in the backward pass: over a vocabulary of 128,000 the logits of 16,000
-    tokens take 4 GB in bfloat16, and their gradient as much.
+    Large logits are computed in parts and recomputed in the backward pass: with a vocabulary of 128,000, the logits of
+    16,000 tokens take 4 GB in bfloat16, and so does their gradient.
 
     Args:
-        backbone: predicts with the active adapter.
+        backbone: backbone that predicts with the active adapter.
         states: [n, H] before the tokens.
         tokens: [n] ids.
         temperature: divides the logits.
@@ -40,7 +40,7 @@ def predict_tokens(
         found = [of_part(states, tokens)]
     else:
         found = [
-            # The backward pass comes when the adapter's context has ended: it is entered again.
+            # The backward pass runs after the adapter's context has exited, so it is entered again.
             checkpoint(of_part, *pair, use_reentrant=False, preserve_rng_state=False, context_fn=backbone.recompute_contexts)
             for pair in zip(states.chunk(parts), tokens.chunk(parts), strict=True)
         ]
@@ -58,7 +58,7 @@ def response_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probs [B, T] of response tokens and entropies [B, T] of their predictions (0 unless `with_entropy`).
 
-    The vocabulary product is taken only where `mask` holds; elsewhere both are 0.
+    The vocabulary product is computed only where `mask` is true; elsewhere both are 0.
 
     Args:
         hidden: [B, T+1, H] from `Backbone.hidden`.
@@ -72,7 +72,7 @@ def response_log_probs(
 
 
 class Float32Linear(nn.Linear):
-    """A linear map computed in float32, whatever its weights and its input are in."""
+    """A linear map computed in float32 for any dtype of weights and input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[.., H] -> [.., n] float32."""
@@ -83,7 +83,7 @@ class Float32Linear(nn.Linear):
 class ScalarHead(nn.Module):
     """A linear map from a hidden state to one number, computed in float32.
 
-    It starts with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`).
+    It is initialized with standard deviation 1/sqrt(H+1) and bias 0 (lm-human-preferences, `policy.py`).
     """
 
     def __init__(self, hidden_size: int, bias: bool = True) -> None:
@@ -109,9 +109,9 @@ class ScalarHead(nn.Module):
 class ValueHead(ScalarHead):
     """A scalar head for values: a linear map that gradients train, and a fitted term on the running mean of hidden states.
 
-    Both start at 0, because the noise of another start would reach a trunk that the policy shares. The fitted term is not a
-    parameter: neither the number format of the weights nor their sharding changes it. It reads the mean over the tokens so
-    far because single states predict returns worse and vary more from token to token (docs/studies/critic.md).
+    Both start at 0, because random initialization would add noise to a trunk shared with the policy. The fitted term is not
+    a parameter: neither the dtype of the weights nor their sharding affects it. Its input is the running mean over tokens,
+    because single states predict returns worse and vary more from token to token (docs/studies/critic.md).
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -130,13 +130,13 @@ class ValueHead(ScalarHead):
 
 
 def running_mean(states: Tensor) -> Tensor:
-    """[.., T, H] means over each token and those before it."""
+    """Return the means [.., T, H] over each token and all earlier ones."""
     counts = torch.arange(1, states.shape[-2] + 1, device=states.device)
     return states.cumsum(-2) / counts[:, None]
 
 
 class LanguageModel(nn.Module):
-    """A backbone that predicts responses with an adapter (None: without): the model of SFT, and PPO's frozen reference."""
+    """A backbone that predicts responses, with an adapter unless None: the model of SFT, and PPO's frozen reference."""
 
     def __init__(self, backbone: Backbone, adapter: str | None = None) -> None:
         super().__init__()
@@ -150,11 +150,11 @@ class LanguageModel(nn.Module):
         temperature: float = 1.0,
         prompt_of_response: Tensor | None = None,
     ) -> Tensor:
-        """Return log-probs [B, T] of the response tokens where `mask` holds (None: of all real ones)."""
+        """Return log-probs [B, T] of the response tokens where `mask` is true (all real tokens if None)."""
         mask = response.mask() if mask is None else mask
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_of_response)
-            # Inside the context: the vocabulary matrix may be one of the adapter's targets.
+            # Inside the context, because the vocabulary matrix may be one of the adapter's targets.
             return response_log_probs(self.backbone, hidden, response, mask, temperature)[0]
 
 
@@ -166,7 +166,7 @@ class RewardModel(nn.Module):
         self.backbone, self.head, self.adapter_name = backbone, head, adapter
 
     def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
+        """Return rewards [B] of B responses to P prompts. `prompt_of_response` [B] is the prompt index of each response."""
         with self.backbone.adapter(self.adapter_name):
             summary = self.backbone.summary(prompt, response, prompt_of_response)
         return cast(Tensor, self.head(summary))

@@ -61,9 +61,9 @@ class LoadedModel:
     """A model ready to be trained or sampled from.
 
     Attributes:
-        base: name or folder of the weights under the adapters.
-        adapter: the adapter that is trained, or None if all weights are.
-        initial_adapter: the frozen adapter that training starts from; None: the bare base.
+        base: name or folder of the base weights.
+        adapter: the trained adapter, or None if all weights are trained.
+        initial_adapter: frozen adapter from which training starts. If None, training starts from the base.
     """
 
     backbone: Backbone
@@ -81,20 +81,20 @@ def load(
     peft_config: PeftConfig | None = None,
     prefix_lm: bool = False,
 ) -> LoadedModel:
-    """Load a model and its tokenizer, with a trainable adapter if the config asks for one.
+    """Load a model and its tokenizer, with a trainable adapter if the config sets one.
 
-    If the checkpoint is an adapter, a frozen copy of it stays as the start (PPO's reference), and training continues another
-    copy. If all weights are to be trained, it is merged into its base.
+    If the checkpoint is an adapter, a frozen copy is kept as the initial model (PPO's reference), and another copy is
+    trained. If all weights are to be trained, the adapter is merged into its base.
 
     Args:
         adapter: name of the trained adapter.
         allow_reward_model: accept encoders and saved reward models, which have no LM head.
-        peft_config: of a new adapter, in place of the config's LoRA settings.
-        prefix_lm: make the model a prefix language model; one that was saved as such needs no argument.
+        peft_config: PEFT config of a new adapter, instead of the config's LoRA settings.
+        prefix_lm: make the model a prefix language model. A saved prefix language model does not need it.
 
     Raises:
-        UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter with other LoRA
-            settings than the config has.
+        UserError: if the model cannot be loaded, its architecture is not supported, or it is an adapter whose LoRA settings
+            differ from the config.
     """
     require_adapter(config.quantization, config.model, bool(config.lora_r or peft_config))
     how = (config.chat_template, allow_reward_model, prefix_lm)
@@ -121,11 +121,11 @@ def load_whole(
     quantization: str = "",
     merges: bool = False,
 ) -> LoadedModel:
-    """Load a model that is not trained; a saved adapter is merged into its base, which is dequantized for this.
+    """Load a frozen model. A saved adapter is merged into its base, which is dequantized for this.
 
     Args:
-        quantization: format of the base, on which an adapter then stays as it is; "": as it is stored.
-        merges: dequantize and merge a base that is stored in a format, too.
+        quantization: quantization format of the base; an adapter is then not merged. If "", the stored format.
+        merges: whether to dequantize and merge even a base that is stored quantized.
 
     Raises the errors of `load`.
     """
@@ -134,7 +134,7 @@ def load_whole(
 
 
 def print_other_base(folder: str, model: PreTrainedModel) -> None:
-    """Print a line if an adapter was trained on a quantized base, and its base here has another format."""
+    """Print a line if an adapter was trained on a quantized base and is loaded onto another format."""
     trained_on, quantization = adapter_quantization(folder), quantization_of(model.config)
     if not trained_on or trained_on == quantization:
         return
@@ -167,8 +167,8 @@ def _read(
 ) -> _Stored:
     """Read a model with its tokenizer.
 
-    `dequantizes` says whether the base of an adapter that was trained on a quantized one has its dequantized weights, into
-    which the adapter can be merged; None: unless the base is stored as it was in training.
+    If an adapter was trained on a quantized base, `dequantizes` loads the base with dequantized weights, into which the
+    adapter can be merged. If None, this is done unless the base is stored as it was in training.
     """
     folder = str(resolve_model(name))
     base, is_adapter = base_of(folder)
@@ -198,7 +198,7 @@ def _read(
 
 
 def _base_of_training(name: str, folder: str, base: str, dtype: torch.dtype, always: bool) -> PreTrainedModel:
-    """Load the base of an adapter as it was in training; dequantized, if it was quantized, unless it is stored so."""
+    """Load the base of an adapter as in training, dequantized if it was quantized then but is not stored quantized."""
     stored = quantization_of(load_config(base))
     trained_on = stored or adapter_quantization(folder)
     if not trained_on or (stored and not always):
@@ -233,7 +233,7 @@ def load_frozen(
 
 
 def load_tokenization(model: str, chat_template: str = "auto", config: PreTrainedConfig | None = None) -> Tokenization:
-    """Load the tokenization of a model without its weights; `config` is the model's, if it is known."""
+    """Load the tokenization of a model without its weights. `config` is the model's config, if known."""
     source = str(resolve_model(model))
     base, _ = base_of(source)
     generation = stored_generation_config(source)
@@ -264,9 +264,9 @@ def load_on_meta(
     allow_reward_model: bool = False,
     prefix_lm: bool = False,
 ) -> LoadedModel:
-    """Return a model as `load` would, with shapes and no data: for estimates of models of any size.
+    """Return a model as `load` would, with shapes but no data, for estimates of models of any size.
 
-    Responses are assumed to share the reading of their prompt, unless an encoder reads them.
+    Responses are assumed to share a row with their prompt, unless the model is an encoder.
     """
     require_adapter(config.quantization, config.model, bool(config.lora_r))
     how = (config.chat_template, allow_reward_model, prefix_lm)
@@ -287,12 +287,12 @@ def from_objects(
 ) -> LoadedModel:
     """Take a transformers model in memory, as `load` would have loaded it from its folder.
 
-    The model is changed in place: dropout off, attention kernel chosen, adapters added, generation settings without effect
-    unset. Its number format is kept. Of a `PeftModel` the active adapter is trained, and a frozen copy of it is the start.
-    The tokenizer is copied: it gets another chat template.
+    The model is changed in place: dropout is disabled, the attention kernel is chosen, adapters are added, and unused
+    generation settings are unset. Its dtype is kept. The active adapter of a `PeftModel` is trained, and a frozen copy of
+    it is kept as the initial model. The tokenizer is copied because its chat template changes.
 
     Args:
-        peft_config: of a new adapter, in place of the config's LoRA settings.
+        peft_config: PEFT config of a new adapter, instead of the config's LoRA settings.
         prefix_lm: make the model a prefix language model.
 
     Raises:
@@ -334,14 +334,14 @@ def read_by_ids_of(
     gradient_checkpointing: bool = False,
     reads_text_alone: bool = False,
 ) -> Backbone:
-    """Take a second model in memory, which reads the policy's token ids. The model is changed in place as by `from_objects`.
+    """Take a second model in memory that reads the policy's token ids. The model is changed in place as in `from_objects`.
 
     Args:
-        role: names the model in errors.
-        reads_text_alone: whether ids without a text, which its embedding matrix may lack, are left out for it.
+        role: name of the model in error messages.
+        reads_text_alone: whether to leave out ids without text, which its embedding matrix may lack.
 
     Raises:
-        UserError: if its vocabulary or its context is too small, or its architecture or number format is not supported.
+        UserError: if its vocabulary or its context is too small, or its architecture or dtype is not supported.
     """
     if isinstance(model, PeftModel) or getattr(model, "peft_config", None):
         raise UserError(
@@ -365,7 +365,7 @@ def read_by_ids_of(
 
 
 def _prepare_object(model: PreTrainedModel) -> None:
-    """Bring a model in memory to the state of one that was saved and loaded by this package."""
+    """Prepare a model in memory as if it had been saved and loaded by this package."""
     model.eval()
     model.config.architectures = [type(model).__name__]  # as `save_pretrained` writes it
     model.set_attn_implementation(attention_kernel(model.config))
@@ -373,10 +373,10 @@ def _prepare_object(model: PreTrainedModel) -> None:
 
 
 def widen_float16(model: PreTrainedModel | PeftModel, role: str) -> None:
-    """Convert a model in float16, in place: bfloat16 where the hardware multiplies it, else float32.
+    """Convert a float16 model in place, to bfloat16 if the hardware multiplies it, else to float32.
 
     Raises:
-        UserError: for any other number format than float32 and bfloat16.
+        UserError: if the dtype is not float32, bfloat16 or float16.
     """
     if model.dtype in (torch.float32, torch.bfloat16):
         return
@@ -384,7 +384,7 @@ def widen_float16(model: PreTrainedModel | PeftModel, role: str) -> None:
     if model.dtype != torch.float16:
         raise UserError(f"{role}: the model is in {number_format}; convert it to float32 or bfloat16")
     dtype = compute_dtype("auto")
-    for value in (*model.parameters(), *model.buffers()):  # `to` refuses a quantized model, some of whose weights are int8
+    for value in (*model.parameters(), *model.buffers()):  # `to` rejects a quantized model with int8 weights
         if value.dtype == torch.float16:
             value.data = value.data.to(dtype)
     model.config.dtype = dtype
@@ -392,7 +392,7 @@ def widen_float16(model: PreTrainedModel | PeftModel, role: str) -> None:
 
 
 def freeze_unused_lm_head(backbone: Backbone) -> None:
-    """Freeze a vocabulary matrix that is not tied to the embedding: rewards and values give it no gradient."""
+    """Freeze an untied vocabulary matrix, because rewards and values give it no gradient."""
     if not isinstance(backbone.model, PreTrainedModel):  # a user's module
         return
     vocabulary, embedding = backbone.model.get_output_embeddings(), backbone.model.get_input_embeddings()
@@ -409,7 +409,7 @@ def _with_fresh_adapter(
     check: bool = True,
     peft_config: PeftConfig | None = None,
 ) -> LoadedModel:
-    """Return a model of which all weights are trained, or a new adapter on it; `check` as for `wrap`."""
+    """Return a model with all weights trained, or with a new adapter. For `check`, see `wrap`."""
     if not (config.lora_r or peft_config):
         require_adapter(quantization_of(model.config), base, has_adapter=False)
         if config.lora:
@@ -438,7 +438,7 @@ def _finish(config: ModelConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 def recompute_activations(backbone: Backbone) -> None:
-    """Switch gradient checkpointing on. Raise a UserError if the architecture does not support it."""
+    """Enable gradient checkpointing. Raise a UserError if the architecture does not support it."""
     if not backbone.model.supports_gradient_checkpointing:
         kind = backbone.model.config.model_type
         raise UserError(f"gradient_checkpointing: transformers does not support it for model type '{kind}'; set it to false")

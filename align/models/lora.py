@@ -1,4 +1,4 @@
-"""The settings of a LoRA adapter: from a run's settings or a `LoraConfig` of PEFT, and compared with a saved adapter."""
+"""LoRA settings: from a run's settings or PEFT's `LoraConfig`, and compared with a saved adapter."""
 
 import copy
 import os
@@ -23,11 +23,11 @@ from align.runtime.progress import console
 Config = TypeVar("Config", bound=ModelConfig)
 
 ALL_LINEAR = "all-linear"
-"""PEFT's word for every linear layer but the output matrix."""
+"""PEFT's name for all linear layers except the output matrix."""
 START_ADAPTER = "start"
-"""The name of the frozen copy of the adapter that training starts from."""
+"""Name of the frozen copy of the initial adapter."""
 RESERVED_NAMES = (START_ADAPTER, "value", "reference", "reward", "selection")
-"""Beginnings of names that further adapters on the policy's base have."""
+"""Name prefixes of further adapters on the policy's base."""
 SUPPORTED = frozenset(
     {"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out", "use_rslora", "use_dora"}
     | {"lora_bias", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern"}
@@ -37,7 +37,7 @@ SUPPORTED = frozenset(
 )
 """Fields of `LoraConfig` that may have any value, within the checks of `checked`."""
 INITIALIZATIONS = {"true": True, "false": False, "gaussian": "gaussian", "orthogonal": "orthogonal"}
-"""Values of `init_lora_weights` that leave the base as it is and need no data."""
+"""Values of `init_lora_weights` that do not change the base and need no data."""
 
 
 @dataclass(kw_only=True)
@@ -58,7 +58,7 @@ class LoraSettings(Settings):
 
 
 def _as_setting(value: Any) -> Any:
-    """Return the value of a field of `LoraConfig` as `LoraSettings` has it: PEFT also takes sets, a name or a number."""
+    """Convert a value of `LoraConfig` to `LoraSettings`: PEFT also accepts sets, a name or a number."""
     if isinstance(value, dict):
         return sorted(f"{module}={number:g}" for module, number in value.items())
     if value is None or isinstance(value, bool):
@@ -86,7 +86,7 @@ def _peft_fields(settings: LoraSettings | None) -> dict[str, Any]:
 
 
 def new_lora_config(config: ModelConfig, model: PreTrainedModel, base: str) -> LoraConfig:
-    """Return PEFT's settings of a new adapter on `model`, of the name or folder `base`, as a run's settings describe it."""
+    """Return PEFT's settings of a new adapter on `model`, with name or folder `base`, from a run's settings."""
     by_default = linear_layers(model) or ALL_LINEAR
     targets = by_default if config.lora_target_modules == ALL_LINEAR else config.lora_target_modules.split(",")
     further, own = _peft_fields(config.lora), adapter_settings(model)
@@ -118,7 +118,7 @@ def require_supported(given: PeftConfig, is_new: bool = True) -> LoraConfig:
     """Return PEFT's settings if training here implements them.
 
     Args:
-        is_new: whether an adapter will be made with them; its initialization must not change the base.
+        is_new: whether a new adapter will be created, whose initialization must not change the base.
     """
     if type(given) is not LoraConfig:
         raise UserError(f"peft_config is a {type(given).__name__}: only LoRA adapters are trained; give a LoraConfig")
@@ -138,7 +138,7 @@ def require_supported(given: PeftConfig, is_new: bool = True) -> LoraConfig:
 
 
 def checked(given: PeftConfig, is_new: bool = True) -> LoraConfig:
-    """Return a copy of PEFT's settings as training uses them, without dropout; arguments as for `require_supported`."""
+    """Return a copy of PEFT's settings for training, without dropout. Arguments are as for `require_supported`."""
     settings = copy.copy(require_supported(given, is_new))
     settings.inference_mode = False
     if settings.lora_dropout:
@@ -150,7 +150,7 @@ def checked(given: PeftConfig, is_new: bool = True) -> LoraConfig:
 
 
 def prepared_lora_config(given: PeftConfig, model: PreTrainedModel, base: str) -> LoraConfig:
-    """Return checked settings of a new adapter on `model`; the kind of the model decides its task."""
+    """Return checked settings of a new adapter on `model`, whose kind determines the task."""
     settings, own = checked(given), adapter_settings(model)
     settings.modules_to_save = [*own.get("modules_to_save", ()), *(settings.modules_to_save or ())] or None
     settings.task_type, settings.base_model_name_or_path = own["task_type"], base
@@ -158,11 +158,11 @@ def prepared_lora_config(given: PeftConfig, model: PreTrainedModel, base: str) -
 
 
 def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_type: str) -> Config:
-    """Return a run's settings with the fields of a `LoraConfig`, which the run's folder names and a resumed run compares.
+    """Return a run's settings with the fields of a `LoraConfig`, which the run's folder stores and a resumed run compares.
 
     Args:
         is_new: see `require_supported`.
-        model_type: of the base, which decides PEFT's own choice of modules.
+        model_type: model type of the base, which determines PEFT's default modules.
     """
     if config.lora_r or config.lora:
         raise UserError("peft_config and the settings lora_r and lora describe one adapter: leave the settings at 0")
@@ -170,7 +170,7 @@ def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_ty
     modules = settings.target_modules or TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type, ALL_LINEAR)
     names = modules if isinstance(modules, str) else ",".join(sorted(modules))
     values = {item.name: _as_setting(getattr(settings, item.name)) for item in fields(LoraSettings)}
-    # An adapter that exists names no initialization.
+    # An existing adapter has no initialization.
     values["init_lora_weights"] = str(settings.init_lora_weights).lower() if is_new else "true"
     further = LoraSettings(**{name: value for name, value in values.items() if value})
     lora = None if further == LoraSettings() else further
@@ -178,7 +178,7 @@ def with_lora_settings(config: Config, given: PeftConfig, is_new: bool, model_ty
 
 
 def require_same_lora(config: ModelConfig, model: PreTrainedModel, stored: PeftConfig) -> None:
-    """Refuse LoRA settings that differ from those `stored` with the adapter in `model`, which training continues."""
+    """Raise a UserError if LoRA settings differ from `stored`, the settings of the adapter to continue training."""
     start, merge = f"model '{config.model}' is an adapter with", "set lora_r to 0 to merge the adapter and train all weights"
     layers = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     adapted = config.lora_target_modules
@@ -208,7 +208,7 @@ def _wanted_layers(model: PreTrainedModel, targets: str) -> set[str]:
         endings = tuple(f".{target}" for target in targets.split(","))
         return {name for name, _ in model.named_modules() if f".{name}".endswith(endings)}
     layers = {name for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-    # Layers inside LoRA layers, and modules that the adapter holds whole.
+    # Layers inside LoRA layers, and full modules in the adapter.
     whole = [name for name, module in model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
     inside = tuple(f"{name}." for name in (*layers, *whole))
     linear = {name: module for name, module in model.named_modules() if isinstance(module, (torch.nn.Linear, Conv1D))}
@@ -218,7 +218,7 @@ def _wanted_layers(model: PreTrainedModel, targets: str) -> set[str]:
 
 
 def train_active_adapter(peft_model: PeftModel) -> str:
-    """Make the active adapter of a PEFT model in memory trainable, add a frozen copy of it as the start, return its name."""
+    """Make the active adapter of a PEFT model trainable, keep a frozen copy as the initial model, and return its name."""
     active = peft_model.active_adapters
     if len(active) != 1:
         raise UserError(

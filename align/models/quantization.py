@@ -1,8 +1,8 @@
 """Bases in 4 or 8 bits under LoRA adapters, by bitsandbytes: QLoRA (arXiv 2305.14314) and the 8-bit weights of LLM.int8().
 
 A format is `int8`, `nf4` or `fp4`, the last two with `-double` if their block scales are quantized too; "" is a base that is
-not quantized. A quantized weight is dequantized for each product, which is computed in the number format of the run. So a
-text has the same log-probs in every batch and in every mode, and a merged model computes what the adapter was trained on.
+not quantized. A quantized weight is dequantized for each product, which is computed in the run's dtype. Log-probs are
+therefore the same in every batch and in every mode, and merging does not change the model that the adapter was trained on.
 """
 
 import copy
@@ -26,7 +26,7 @@ def load_bitsandbytes() -> Any:
 
 
 def quantization_settings(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig:
-    """Return the settings with which transformers loads a base in a format; products are computed in `dtype`."""
+    """Return transformers' settings for loading a base in a format. Products are computed in `dtype`."""
     if quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     kind, _, double = quantization.partition("-")
@@ -39,7 +39,7 @@ def quantization_settings(quantization: str, dtype: torch.dtype) -> BitsAndBytes
 
 
 def quantization_of(config: PreTrainedConfig) -> str:
-    """Return the format of a model that bitsandbytes quantized, in memory or on disk; "" for any other model.
+    """Return the format of a model quantized by bitsandbytes, in memory or on disk; "" for any other model.
 
     Raises:
         UserError: if another library quantized it.
@@ -61,10 +61,10 @@ def quantization_of(config: PreTrainedConfig) -> str:
 
 
 def require_quantizable(quantization: str, source: str, stored: str, sharded: bool) -> None:
-    """Raise a UserError, before a base is loaded, if it cannot be loaded in a format.
+    """Raise a UserError, before loading, if a base cannot be loaded in a format.
 
     Args:
-        stored: the format on disk.
+        stored: format on disk.
         sharded: whether ZeRO-3 shards the weights while they load.
     """
     if quantization and stored and stored != quantization:
@@ -82,7 +82,7 @@ def require_quantizable(quantization: str, source: str, stored: str, sharded: bo
 
 
 def require_adapter(quantization: str, name: str, has_adapter: bool) -> None:
-    """Raise a UserError for a quantized model whose weights would all be trained."""
+    """Raise a UserError if all weights of a quantized model would be trained."""
     if quantization and not has_adapter:
         raise UserError(
             f"model '{name}' is quantized ({quantization}): its weights cannot be trained; set lora_r (such as 16), or "
@@ -91,7 +91,7 @@ def require_adapter(quantization: str, name: str, has_adapter: bool) -> None:
 
 
 def quantize_on_meta(model: PreTrainedModel, quantization: str, dtype: torch.dtype) -> None:
-    """Replace the layers of a model without data as transformers does when it loads the model in a format."""
+    """Replace the layers of a model without data, as transformers does when loading a quantized model."""
     load_bitsandbytes()
     from transformers.integrations import replace_with_bnb_linear
 
@@ -107,7 +107,7 @@ def quantize_on_meta(model: PreTrainedModel, quantization: str, dtype: torch.dty
 
 
 def prepare_quantized(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Let quantized layers compute in `dtype`, and alike in training, evaluation and sampling; others are left alone."""
+    """Let quantized layers compute in `dtype`, in the same way in training, evaluation and sampling."""
     if not quantization_of(model.config):
         return
     bnb = load_bitsandbytes()
@@ -126,8 +126,8 @@ _weight_only: list[type[nn.Module]] = []
 def _weight_only_class(bnb: Any) -> type[nn.Module]:
     """Return a `Linear8bitLt` that quantizes no activations.
 
-    LLM.int8() quantizes activations too, except columns that hold an outlier in any row of the batch: a log-prob would
-    depend on the rows beside it. On a CPU, bitsandbytes trains without this, and evaluates with it.
+    LLM.int8() quantizes activations too, except columns with an outlier in any row of the batch, so a log-prob would depend
+    on other rows of the batch. On a CPU, bitsandbytes trains without this and evaluates with it.
     """
     if not _weight_only:
         from bitsandbytes.autograd._functions import MatMul8bitFp
@@ -149,7 +149,7 @@ def _weight_only_class(bnb: Any) -> type[nn.Module]:
 
 @torch.no_grad()
 def dequantized_weight(layer: nn.Module) -> Tensor:
-    """Return the weight [out, in] of a linear layer; the numbers that a quantized one multiplies with."""
+    """Return the weight [out, in] of a linear layer, dequantized if needed."""
     weight: Any = layer.weight
     if (state := getattr(weight, "quant_state", None)) is not None:
         return cast(Tensor, load_bitsandbytes().functional.dequantize_4bit(weight.data, state))
@@ -160,7 +160,7 @@ def dequantized_weight(layer: nn.Module) -> Tensor:
 
 
 def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a model of the same class in `dtype` with the dequantized weights of `model`, which must not be used after."""
+    """Return a model of the same class in `dtype` with dequantized weights of `model`, which must not be used afterward."""
     config = copy.deepcopy(model.config)
     del config.quantization_config
     with torch.device("meta"):
@@ -176,7 +176,7 @@ def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     buffers = dict(model.named_buffers(remove_duplicate=False))
     stored = plain.state_dict().keys()
     plain.load_state_dict({name: value for name, value in (weights | buffers).items() if name in stored}, assign=True)
-    for name, buffer in buffers.items():  # rotary frequencies are no part of a state
+    for name, buffer in buffers.items():  # rotary frequencies are not part of a state dict
         path, _, leaf = name.rpartition(".")
         if name not in stored:
             plain.get_submodule(path).register_buffer(leaf, buffer, persistent=False)

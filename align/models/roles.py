@@ -1,7 +1,7 @@
 """The roles of PPO on one backbone: policy, reference, critic and reward models.
 
-With LoRA, one frozen base serves them all: policy, separate critic and reward models are adapters, and the reference is
-the base without adapters or with the frozen adapter that training started from.
+With LoRA, they share one frozen base: policy, separate critic and reward models are adapters, and the reference is the
+base without adapters or with the frozen initial adapter.
 """
 
 from collections.abc import Mapping
@@ -18,20 +18,20 @@ from align.models.backbone import Backbone
 from align.models.heads import LanguageModel, RewardModel, ScalarHead, response_log_probs
 
 REWARD_ADAPTER, VALUE_ADAPTER = "reward", "value"
-"""Names of adapters on the policy's base: of a reward model, of a separate critic."""
+"""Names of adapters on the policy's base, for a reward model and a separate critic."""
 
 
 class ActorCriticOutput(NamedTuple):
     """Predictions of policy and critic for responses, all [B, T], 0 past a response's end.
 
-    Entropy costs a softmax: it is computed where gradients are off, or if it is learned.
+    Entropy costs a softmax, so it is computed only with gradients disabled, or if the loss has an entropy term.
     """
 
     log_probs: Tensor
     values: Tensor
     entropy: Tensor
     value_states: Tensor | None = None
-    """[B, T, H] hidden states that the value head maps to values; None where gradients are on."""
+    """[B, T, H] hidden states that the value head maps to values, or None with gradients enabled."""
 
 
 class Role(Enum):
@@ -45,19 +45,19 @@ class Role(Enum):
 
 
 class ActorCritic(nn.Module):
-    """All weights that PPO trains in one module, under one engine, with the roles that share its backbone.
+    """One module with all weights that PPO trains, under one engine, and the roles that share its backbone.
 
     Call it through `Roles`. `forward` is one entry point because a DeepSpeed engine's hooks are on it.
 
     Args:
-        adapter: the policy's adapter; None: all weights are trained.
-        reference_adapter: the adapter of the reference, if it shares the backbone; None: the base without adapters.
+        adapter: the policy's adapter. If None, all weights are trained.
+        reference_adapter: adapter of a reference that shares the backbone. If None, the base without adapters.
         critic: the critic's backbone, or None if it shares the policy's.
-        critic_adapter: the critic's adapter; None: the policy's trunk.
-        reward_heads: of reward models that are adapters on the backbone, by the adapter's name.
+        critic_adapter: the critic's adapter. If None, the policy's trunk.
+        reward_heads: heads of reward models that are adapters on the backbone, by adapter name.
         with_entropy: compute the entropy of the policy with its gradient.
-        frozen_critic: a model outside this module that is the critic's backbone and is not trained.
-        trains_critic: whether gradients train the critic. Otherwise values are computed only where gradients are off.
+        frozen_critic: frozen critic backbone outside this module.
+        trains_critic: whether gradients train the critic. If not, values are computed only with gradients disabled.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class ActorCritic(nn.Module):
         prompt_of_response: Tensor | None = None,
         reward: str = "",
     ) -> ActorCriticOutput | Tensor:
-        """Compute the output of `role`, see the methods of `Roles`; `reward` names the adapter of a reward model."""
+        """Compute the output of `role`, see the methods of `Roles`. `reward` is the adapter name of a reward model."""
         if role is Role.REWARD:
             head = cast(ScalarHead, self.reward_heads[reward])
             return cast(Tensor, RewardModel(self.backbone, head, reward)(prompt, response, prompt_of_response))
         if role is Role.POLICY:
             return self._policy(prompt, response, temperature, prompt_of_response)
         if role is Role.VALUE:
-            # These values train the critic alone: a trunk that it shares belongs to the policy.
+            # These values train only the critic; a shared trunk belongs to the policy.
             with nullcontext() if self.has_trunk_for_values else torch.no_grad():
                 states = self._value_states(prompt, response, prompt_of_response)
             return self._values(states, response.mask())
@@ -124,7 +124,7 @@ class ActorCritic(nn.Module):
         return self.critic is not None or self.critic_adapter is not None or bool(self._frozen_critic)
 
     def _value_states(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None) -> Tensor:
-        """Return the hidden states [B, T, H] before each response token, by the critic or the trunk that it shares."""
+        """Return the hidden states [B, T, H] before each response token, from the critic or the shared trunk."""
         if critic := self.critic or next(iter(self._frozen_critic), None):
             return critic.hidden(prompt, response, prompt_of_response)[:, :-1]
         with self.backbone.adapter(self.critic_adapter or self.adapter_name):
@@ -140,7 +140,7 @@ class Roles:
 
     Attributes:
         actor_critic: an `ActorCritic`, or the engine around it.
-        reference_model: a separate frozen language model; None: the policy's backbone is also the reference.
+        reference_model: separate frozen language model. If None, the policy's backbone is also the reference.
     """
 
     actor_critic: Any
@@ -153,7 +153,7 @@ class Roles:
 
         Args:
             temperature: divides the logits.
-            prompt_of_response: [B] the prompt of each response; None: response i answers prompt i.
+            prompt_of_response: [B] prompt index of each response. If None, response i answers prompt i.
         """
         return cast(ActorCriticOutput, self.actor_critic(Role.POLICY, prompt, response, temperature, prompt_of_response))
 
@@ -172,7 +172,7 @@ class Roles:
         return cast(ActorCritic, getattr(self.actor_critic, "module", self.actor_critic))  # an engine may be around it
 
     def values(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Return values [B, T] whose gradients reach the critic's weights only, not a trunk that it shares."""
+        """Return values [B, T] whose gradients reach only the critic's weights, not a shared trunk."""
         return cast(Tensor, self.actor_critic(Role.VALUE, prompt, response, 1.0, prompt_of_response))
 
     def reference(

@@ -1,4 +1,4 @@
-"""The tensors and tokenizer files that a saved model needs besides those that transformers and PEFT write themselves."""
+"""Tensors and tokenizer files of a saved model that transformers and PEFT do not write."""
 
 import shutil
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from align.models.folders import base_of, load_config, stored_file
 from align.models.loading import LoadedModel
 
 ORIGINAL_TOKENIZERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm", "target.spm")
-"""SentencePiece files, which transformers reads and does not write."""
+"""SentencePiece files, which transformers reads but does not write."""
 
 
 def copy_tokenizer_files(base: str, folder: Path) -> None:
@@ -31,7 +31,7 @@ def copy_tokenizer_files(base: str, folder: Path) -> None:
 def separate_untied(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return weights in which a vocabulary matrix that the config does not tie shares no memory with the embedding.
 
-    It was tied in memory. The config would not tie it again, and transformers writes shared memory once.
+    It was tied in memory. The config does not tie it on loading, and transformers writes shared memory once.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embedding.weight or model.config.get_text_config().tie_word_embeddings:
@@ -41,15 +41,15 @@ def separate_untied(model: PreTrainedModel, state: Mapping[str, Tensor]) -> Mapp
 
 
 def adapter_weights(loaded: LoadedModel, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of one adapter under PEFT's full names; none share memory, which safetensors refuses to write.
+    """Return the tensors of one adapter under PEFT's full names; none share memory, which safetensors rejects.
 
     Raises:
-        UserError: if the adapter holds no weights.
+        UserError: if the adapter has no weights.
     """
     peft_model = loaded.backbone.peft
     assert peft_model is not None
     full = {f"base_model.model.{key}": value for key, value in state.items()}
-    # By default PEFT would also save embedding matrices under adapters, which the base has: twice if they are tied.
+    # By default PEFT would also save the base's embedding matrices under adapters, twice if they are tied.
     found = get_peft_model_state_dict(
         peft_model, state_dict=full, adapter_name=name, save_embedding_layers=_has_resized_embedding(loaded)
     )
@@ -65,7 +65,7 @@ def adapter_weights(loaded: LoadedModel, name: str, state: Mapping[str, Tensor])
 
 
 def _has_resized_embedding(loaded: LoadedModel) -> bool:
-    """Return whether the base in memory has another number of tokens than in its folder: an adapter then brings its rows."""
+    """Return whether the base in memory and in its folder differ in vocabulary size. The adapter then stores the rows."""
     with suppress(UserError):
         config = load_config(base_of(loaded.base)[0]).get_text_config()
         return bool(config.vocab_size != loaded.backbone.model.config.get_text_config().vocab_size)

@@ -24,10 +24,10 @@ def vocabulary_rows(model: PreTrainedModel) -> int:
 
 
 def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name: str) -> None:
-    """Refuse a tokenizer with ids that the embedding matrix has no rows for.
+    """Raise a UserError if the embedding matrix lacks rows for some ids of the tokenizer.
 
-    Exception: special tokens that neither template nor tokenizer writes around a text, such as a padding token or that of
-    images in Gemma 3 1B. No text contains one.
+    Special tokens that neither the template nor the tokenizer adds to text are exempt, such as the padding token or the
+    image token of Gemma 3 1B. No tokenized text contains them.
     """
     rows = vocabulary_rows(model)
     beyond = {id: token for token, id in tokenization.tokenizer.get_vocab().items() if id >= rows}
@@ -46,11 +46,11 @@ def require_vocabulary(model: PreTrainedModel, tokenization: Tokenization, name:
 
 
 def require_vocabulary_of(policy: PreTrainedModel, tokenization: Tokenization, model: PreTrainedModel, role: str) -> None:
-    """Refuse a model without a tokenizer that reads other tokens by the policy's ids.
+    """Raise a UserError if a model without a tokenizer assigns other tokens to the policy's ids.
 
-    The tokenizer in the folder or the hub's cache that the model came from tells most of its tokens; one in memory may have
-    other added tokens. If no vocabulary is stored there, only the number of rows is compared: transformers would make an
-    empty tokenizer. `role` names the model in errors.
+    The tokenizer in the model's folder or hub cache gives most of its tokens; a tokenizer in memory may have other added
+    tokens. If no vocabulary is stored there, only the number of rows is compared, because transformers would create an
+    empty tokenizer. `role` is the name of the model in errors.
     """
     is_other = vocabulary_rows(model) > vocabulary_rows(policy) + MOST_UNUSED_ROWS
     with suppress(Exception):  # a folder from elsewhere can be wrong in any way
@@ -69,7 +69,7 @@ def require_vocabulary_of(policy: PreTrainedModel, tokenization: Tokenization, m
 
 
 def require_rows(model: PreTrainedModel, needed: int, role: str) -> None:
-    """Raise a UserError for a model with fewer rows than the policy's ids need; `role` names it."""
+    """Raise a UserError if a model has fewer rows than the policy's ids need. `role` is its name in errors."""
     rows = vocabulary_rows(model)
     if rows < needed:
         raise UserError(
@@ -79,13 +79,13 @@ def require_rows(model: PreTrainedModel, needed: int, role: str) -> None:
 
 
 def rows_of_texts(tokenization: Tokenization, rows: int, prompts: Iterable[Iterable[int]] = ()) -> int:
-    """Return how many of the rows of a policy a reward model needs, which reads the ids of texts alone.
+    """Return the number of a policy's embedding rows that a reward model needs, which reads only the ids of text.
 
-    No text contains an id of no token, or a special token that nothing writes, such as padding. If a policy samples such an
-    id, it is left out for the reward model. TRL leaves out padding.
+    No text contains an id without a token, or a special token that is never written, such as padding. If a policy samples
+    such an id, it is removed for the reward model. TRL removes padding.
 
     Args:
-        prompts: token ids that are needed too.
+        prompts: further token ids that need rows.
     """
     tokenizer = tokenization.tokenizer
     unread = never_read(tokenization)
@@ -94,19 +94,19 @@ def rows_of_texts(tokenization: Tokenization, rows: int, prompts: Iterable[Itera
 
 
 def never_read(tokenization: Tokenization) -> frozenset[int]:
-    """Return the special tokens that neither template nor tokenizer writes around a text."""
+    """Return the special tokens that neither the template nor the tokenizer adds to text."""
     return tokenization.chat.special_ids - tokenization.written_ids()
 
 
 def with_unread_padding(tokenization: Tokenization, rows: int) -> PreTrainedTokenizerBase:
-    """Return the tokenizer, or a copy of it, with a padding token that ends no text.
+    """Return the tokenizer, or a copy of it, with a padding token that never ends a text.
 
-    A saved classifier of transformers reads its score at the last token that is not padding. Candidates are the tokenizer's
+    A transformers classifier reads its score at the last token that is not padding. Candidates are the tokenizer's
     padding token, special tokens with "pad" in their names, the unknown token, other special tokens, and the byte 0xFF
     (GPT-2). If none fits, there is no padding token.
 
     Args:
-        rows: of the embedding matrix, where the token needs one.
+        rows: number of rows of the embedding matrix, which must include the token.
     """
     tokenizer = tokenization.tokenizer
     vocabulary = tokenizer.get_vocab()

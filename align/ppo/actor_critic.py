@@ -23,7 +23,7 @@ from align.training.optimizer import ParamGroup
 Critic = Literal["none", "shared", "separate", "reward"]
 ValueFit = Literal["none", "first", "every"]
 POLICY_GROUP, VALUE_GROUP = "", "value"
-"""Names of the groups of weights with a learning rate each."""
+"""Names of the parameter groups, each with a learning rate."""
 
 
 def build_actor_critic(
@@ -42,14 +42,14 @@ def build_actor_critic(
     reads its token ids. Otherwise it starts from the initial policy, with a head that starts at 0.
 
     Args:
-        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, for values alone;
-            `reward`: a head on the frozen reward model, which only `ValueRegression` fits.
-        critic_init: the reward model that a separate critic may start from.
+        critic: `shared`: a head on the policy's trunk; `separate`: a model, or with LoRA an adapter, only for values;
+            `reward`: a head on the frozen reward model, fitted only by `ValueRegression`.
+        critic_init: reward model from which a separate critic may start.
         adapters: reward models on the policy's base.
         with_entropy: whether the loss has a term for the policy's entropy.
-        value_model: a model with its head that becomes the critic in place of any other.
-        value_fit: on which rollouts `ValueRegression` fits the head: a fitted head starts at 0 also beside a reward model's
-            trunk, and one that is fitted to every rollout is not trained.
+        value_model: model and head to use as the critic, overriding `critic`.
+        value_fit: rollouts on which `ValueRegression` fits the head. A fitted head starts at 0, also on a reward model.
+            A head that is fitted on every rollout is not trained by gradients.
     """
     if value_model:
         parts = CriticParts(head=value_model[1], model=value_model[0])  # weights that the caller froze stay frozen
@@ -90,7 +90,7 @@ class CriticParts:
 
 
 def _frozen_reward_critic(policy: LoadedModel, reward: RewardAdapter | LoadedReward | None) -> CriticParts:
-    """A new head on a reward model that is not trained."""
+    """Return a new head on a frozen reward model."""
     if isinstance(reward, RewardAdapter):
         return CriticParts(ValueHead(policy.backbone.hidden_size), adapter=reward.adapter)
     source = source_of_values(reward, policy) if reward else None
@@ -102,10 +102,10 @@ def _frozen_reward_critic(policy: LoadedModel, reward: RewardAdapter | LoadedRew
 def _separate_critic(
     policy: LoadedModel, critic_init: RewardAdapter | LoadedReward | None, starts_from_head: bool
 ) -> CriticParts:
-    """A trained model, or with LoRA an adapter, that starts from the reward model or else from the policy.
+    """Return a trained model, or with LoRA an adapter, that starts from the reward model or else from the policy.
 
     Args:
-        starts_from_head: copy the reward model's head, too.
+        starts_from_head: whether to copy the reward model's head, too.
     """
     backbone = policy.backbone
     head: ScalarHead = ValueHead(backbone.hidden_size)
@@ -138,7 +138,7 @@ def _copy_with_settings_of(policy: Backbone, source: Backbone) -> Backbone:
 
 
 def source_of_values(reward: LoadedReward, policy: LoadedModel) -> RewardModel | None:
-    """Return the model of a reward if values can start from it: of the policy's kind, it reads all ids that are sampled."""
+    """Return a reward's model if the critic can start from it: it has the policy's kind and accepts all sampled ids."""
     if not isinstance(reward.model, RewardModel):
         return None
     model, own = policy.backbone.model, reward.loaded.backbone.model
@@ -149,14 +149,14 @@ def source_of_values(reward: LoadedReward, policy: LoadedModel) -> RewardModel |
 
 @torch.no_grad()
 def _start_from(reward_head: ScalarHead, mean: float, value_head: ScalarHead) -> None:
-    """Let values start as rewards minus their mean over demonstrations."""
+    """Initialize values to rewards minus their mean over demonstrations."""
     value_head.linear.weight.copy_(reward_head.linear.weight)
     assert value_head.linear.bias is not None
     value_head.linear.bias.fill_(-mean)
 
 
 def critic_weights(module: ActorCritic) -> frozenset[str]:
-    """Return the names of the trained weights that serve values alone."""
+    """Return the names of the trained weights that only values use."""
     adapter = adapter_parameters(module, module.critic_adapter) if module.critic_adapter else {}
     return frozenset(
         name
@@ -170,10 +170,10 @@ def param_groups(
 ) -> list[ParamGroup]:
     """Return the learning rates of policy and critic.
 
-    A trunk that both share is the policy's: the value loss moves it at the policy's rate.
+    A shared trunk belongs to the policy: the value loss updates it at the policy's rate.
 
     Args:
-        frozen_steps: first optimizer steps during which the policy's rate is 0.
+        frozen_steps: number of first optimizer steps with learning rate 0 for the policy.
     """
     critic = critic_weights(module)
     policy = frozenset(name for name, weight in module.named_parameters() if weight.requires_grad) - critic
@@ -184,10 +184,10 @@ def param_groups(
 
 
 def copy_backbone(backbone: Backbone) -> Backbone:
-    """A copy of the model with its weights."""
+    """Copy the model with its weights."""
     sharded = {id(weight): weight for weight in backbone.model.parameters() if is_sharded(weight)}
     copies = sharded_copies(list(sharded.values()))
-    # deepcopy takes what it finds in its memo for copied already.
+    # deepcopy treats objects in its memo as already copied.
     copied = wrap(copy.deepcopy(backbone.model, dict(zip(sharded, copies, strict=True))), check=False)
     copied.shares_prompts, copied.block_attention = backbone.shares_prompts, backbone.block_attention
     return copied

@@ -97,7 +97,7 @@ class ResponseConfig(Settings):
 
     @property
     def stop_ids(self) -> frozenset[int] | None:
-        """The token ids that end a response; None: the model's end tokens."""
+        """Stop token ids. If None, the model's end tokens."""
         return frozenset(self.stop_token_ids) if self.stop_token_ids or self.ignore_eos else None
 
 
@@ -265,21 +265,21 @@ class PPOConfig(
 
     @property
     def has_critic(self) -> bool:
-        """Whether values are learned."""
+        """Whether the run learns values."""
         return self.advantage_estimator in NEEDS_CRITIC
 
     @property
     def trains_critic(self) -> bool:
-        """Whether the critic learns by gradients."""
+        """Whether the critic is trained by gradient descent."""
         return self.critic == "separate" or (self.has_critic and self.critic == "shared" and self.value_fit != "every")
 
     @property
     def epochs(self) -> int:
-        """Passes over a rollout, by the policy or the critic."""
+        """Number of passes over a rollout, by the policy or the critic."""
         return max(self.num_ppo_epochs, self.num_critic_epochs)
 
     def without_effect(self) -> dict[str, str]:
-        """Return the settings that have no effect at the values of others, with the reason."""
+        """Return the settings that have no effect because of other settings, with the reason."""
         unused, estimator = super().without_effect(), self.advantage_estimator
         critic = ["value_learning_rate", "cliprange_value"]
         if not self.has_critic:
@@ -301,7 +301,7 @@ class PPOConfig(
         return unused
 
     def loss_coefficients(self, kl_coef: float) -> LossCoefficients:
-        """Return the coefficients of the loss at the current coefficient of the KL penalty."""
+        """Return the loss coefficients for the current KL penalty coefficient."""
         return LossCoefficients(
             cliprange=self.cliprange,
             cliprange_high=self.cliprange_high or self.cliprange,
@@ -314,7 +314,7 @@ class PPOConfig(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" takes a file's away
+        self.reward_model = [name for name in self.reward_model if name]  # --reward_model "" clears a file's value
         if self.missing_eos_penalty is not None and isinstance(self.missing_eos_score, UnsetFloat):
             self.missing_eos_score = None
         alone, grouped = self.samples_per_prompt == 1, self.advantage_estimator in NEEDS_GROUPS
@@ -341,8 +341,8 @@ class PPOConfig(
                 self.num_critic_epochs == 0 or self.num_critic_epochs >= self.num_ppo_epochs,
                 f"0, or at least num_ppo_epochs ({self.num_ppo_epochs})",
             ),
-            # Keeping the mean adds the same number to each token, whose sum over a response is a reward for its length. A
-            # critic learns that part as a baseline; the other estimators make an advantage of it.
+            # Keeping the mean adds a constant to every token; summed over a response, it rewards length. A critic learns
+            # this part as a baseline; the other estimators turn it into an advantage.
             ("whiten_rewards", self.has_critic or not self.whiten_rewards, f"false, {reason}"),
             ("save_best_policy", selects, "true with selection.reward_model, unless early_stopping_patience uses it"),
             ("ignore_eos", not (self.ignore_eos and self.stop_token_ids), "false where stop_token_ids is given"),

@@ -35,13 +35,13 @@ class Candidate:
     """The evaluation of a policy."""
 
     update: int
-    """0: the initial policy."""
+    """0 for the initial policy."""
     scores: list[float]
-    """Of its responses to the fixed prompts [B]."""
+    """[B] scores of its responses to the fixed prompts."""
 
 
 def is_better(candidate: Candidate, best: Candidate | None) -> bool:
-    """Whether a policy has a higher mean score than the best one so far; of equals the first stays."""
+    """Return whether a policy has a higher mean score than the best one so far. The first of equals stays."""
     if best is None:
         return math.isfinite(fmean(candidate.scores))
     return fmean(new - old for new, old in zip(candidate.scores, best.scores, strict=True)) > 0
@@ -51,10 +51,10 @@ class PolicySelection:
     """The best policy so far; the initial policy is a candidate.
 
     Args:
-        max_kl: largest KL to the initial policy, in nats per response, of a policy that is kept.
-        critic_warmup: first updates, in which the policy does not change.
-        score_name: a name of the scores, for warnings.
-        measure: data and settings of the scores, see `measured_on`; None: always the same.
+        max_kl: maximum KL of a saved policy to the initial policy, in nats per response.
+        critic_warmup: number of initial updates in which the policy does not change.
+        score_name: name of the scores in warnings.
+        measure: data and settings of the scores, see `measured_on`. None if they never change.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PolicySelection:
         self.measure = self.measured_before = dict(measure or {})
 
     def forget_if_changed(self) -> str:
-        """Forget the scores of a resumed run if new ones are measured on something else; return a line, or ""."""
+        """Forget the scores of a resumed run if the data or settings of scores have changed. Return a line, or ""."""
         line = changed_measure(self.measured_before, self.measure)
         if line:
             self.best = None
@@ -77,7 +77,7 @@ class PolicySelection:
 
     def update(self, candidate: Candidate, kl: float) -> bool:
         """Record an evaluated policy; return whether it is the best one so far."""
-        if not kl <= self.max_kl:  # nor one that is not a number
+        if not kl <= self.max_kl:  # also true for NaN
             return False
         is_initial_again = 0 < candidate.update <= self.critic_warmup
         if is_initial_again or not is_better(candidate, self.best):
@@ -86,7 +86,7 @@ class PolicySelection:
         return True
 
     def warning(self) -> str:
-        """Return a warning if no later policy is better than the initial one, which is kept then; else ""."""
+        """Return a warning if the initial policy is kept because no later one is better; else ""."""
         if self.best is None or self.best.update:
             return ""
         mean = fmean(self.best.scores)
@@ -97,7 +97,7 @@ class PolicySelection:
         return {"best": self.best and asdict(self.best), "measure": self.measure}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         best = state["best"]
         self.best = Candidate(best["update"], best["scores"]) if best else None
         self.measured_before = state.get("measure", self.measure)  # a checkpoint of an earlier version lacks it
@@ -108,18 +108,18 @@ MEASURE_SETTINGS = (
     *("extensions", "missing_eos_penalty", "missing_eos_score", "max_new_tokens", "stop_token_ids", "ignore_eos"),
     *("temperature", "max_kl", "selection"),
 )
-"""The settings that decide which score a policy gets on the fixed prompts."""
+"""Settings that affect a policy's scores on the fixed prompts."""
 
 
 def measure_of(setup: PPOSetup) -> dict[str, Any]:
-    """Return the data and settings that the scores of policies depend on."""
+    """Return the data and settings that affect the scores of policies."""
     settings: dict[str, Any] = yaml.safe_load(dump(setup.run.config))
     chosen = {name: settings[name] for name in MEASURE_SETTINGS if name in settings}
     return measured_on("validation_prompts", [prompt.ids for prompt in setup.validation], **chosen)
 
 
 def copy_best_policy(run: Run, selection: PolicySelection) -> None:
-    """Copy the best policy of the run whose checkpoint this one continues, if that is another run.
+    """Copy the best policy of the run from whose checkpoint this run continues, if it is another run.
 
     The other run may have kept a later policy since. The selection then starts again without a best policy.
     """
@@ -160,23 +160,23 @@ class Evaluator:
     """Evaluates the policy on the fixed prompts, and keeps the best one in the folder `model` of the run.
 
     Args:
-        config: when to evaluate, and which policy to keep.
+        config: settings of evaluation and checkpoint selection.
     """
 
     def __init__(self, setup: PPOSetup, config: EvaluationConfig, total_updates: int, critic_warmup: int) -> None:
         self.setup, self.config, self.total_updates = setup, config, total_updates
         self.folder, self.drift = setup.run.folder / "model", DriftWatch()
         self.stale = 0
-        """The update of the policy in the folder, if it is later than the checkpoint that the run continues."""
+        """Update of the policy in the folder, if later than the checkpoint from which the run continues."""
         score_name = next((extension.selects_by for extension in setup.extensions if extension.selects_by), "reward")
         self.selection = PolicySelection(config.max_kl, critic_warmup, score_name, measure_of(setup))
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the stateful objects by their names in a checkpoint."""
+        """Return the stateful objects by name in a checkpoint."""
         return {"drift": self.drift, "best_policy": self.selection}
 
     def begin(self, done: int) -> None:
-        """Copy the best policy of a run that this one continues; evaluate and log the initial policy of a new run."""
+        """Copy the best policy of the run that is continued, or evaluate and log the initial policy of a new run."""
         if done < self.total_updates and (line := self.selection.forget_if_changed()):
             self.drift.load_state_dict(None)
             self.setup.run.print(line)
@@ -187,7 +187,7 @@ class Evaluator:
             self.setup.run.log(0, self.evaluate(0))
 
     def is_due(self, update: int) -> bool:
-        """Return whether the policy is evaluated after an update (0: before the first)."""
+        """Return whether the policy is evaluated after an update (0 is before the first)."""
         return bool(self.setup.validation) and (update % self.config.eval_steps == 0 or update == self.total_updates)
 
     @torch.no_grad()
@@ -209,7 +209,7 @@ class Evaluator:
             run.record("samples", sample_rows(evaluation, scores), update)
             chosen = scores if evaluation.selection_scores is None else evaluation.selection_scores
             candidate = Candidate(update, chosen.tolist())
-            if self.stale and update >= self.stale:  # the best policy was replaced by one that did not come back
+            if self.stale and update >= self.stale:  # the best policy was replaced by a policy that was lost
                 self.selection.best, self.stale = None, 0
             if self.selection.update(candidate, metrics["kl"]) and config.save_best_policy:
                 save_policy(setup, self.folder, metrics)
@@ -244,7 +244,7 @@ class Evaluator:
 
     @contextmanager
     def naming_kept_policy(self) -> Iterator[None]:
-        """Add to an error which policy the run has kept."""
+        """Add the kept policy to the message of an error."""
         try:
             yield
         except UserError as error:
@@ -255,7 +255,7 @@ class Evaluator:
     def finish(self) -> Path:
         """Save the last policy, unless an evaluation has selected one; return the folder of the kept policy."""
         run = self.setup.run
-        # A folder of an earlier run may be there. A shared disk may show it to some processes only.
+        # The folder may be from an earlier run. On a shared disk, some processes may not see it.
         has_best = self.selection.best is not None and run_on_main(self.folder.exists, run.accelerator)
         has_best = has_best and not self.stale
         if self.config.save_best_policy:

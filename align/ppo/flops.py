@@ -13,12 +13,12 @@ from align.runtime.flops import FlopsProfile, forward_flops, sampling_flops, tra
 
 
 class RoleFlopsProfiles(NamedTuple):
-    """What each role's cost depends on; the reference has the policy's shape, without its adapter."""
+    """FLOPs profile of each role. The reference has the policy's shape, without its adapter."""
 
     policy: FlopsProfile
     reference: FlopsProfile
     critic: FlopsProfile | None = None
-    """None: a head on the policy's trunk."""
+    """None for a head on the policy's trunk."""
     rewards: tuple[FlopsProfile, ...] = ()
 
 
@@ -28,10 +28,10 @@ def flops_profiles(
     scorers: Sequence[RewardModelScorer],
     reference: Backbone | None = None,
 ) -> RoleFlopsProfiles:
-    """Return the profile of each role, on which its FLOPs depend.
+    """Return the FLOPs profile of each role.
 
     Args:
-        reference: a separate reference model; None: the initial policy.
+        reference: separate reference model. Default: the initial policy.
     """
     critic = module.critic or (policy.backbone if module.critic_adapter else None)
     critic_profile = flops_profile(critic, module.critic_adapter) if critic else None
@@ -48,7 +48,7 @@ def flops_profiles(
 
 
 def rollout_lengths(rollout: Rollout, backbone: Backbone, budget: int) -> list[tuple[int, list[int]]]:
-    """Return the tokens of each prompt in micro-batches of `budget` tokens, and of the responses that share it."""
+    """Return the number of tokens of each prompt, in micro-batches of `budget` tokens, and of its responses in the row."""
     prompts = [prompt.ids for prompt in rollout.prompts]
     groups = prompt_groups(backbone, prompts, rollout.responses, range(len(rollout)), budget)
     return [(len(prompts[rows[0]]), [len(rollout.responses[row]) for row in rows]) for rows in groups]
@@ -60,9 +60,9 @@ def phase_flops(
     """Return the FLOPs of one update in each of its phases: sampling, scoring, learning.
 
     Args:
-        lengths: tokens of each prompt, and of the responses to it.
-        epochs: passes that train policy and critic.
-        critic_epochs: further passes that train the critic alone. With a shared trunk they are forward passes.
+        lengths: number of tokens of each prompt and of its responses.
+        epochs: number of passes that train policy and critic.
+        critic_epochs: further passes that train only the critic. With a shared trunk they are forward passes.
     """
     sampling = scoring = learning = 0.0
     for prompt, responses in lengths:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from align.training.callbacks import TrainerCallbacks
 
 BASE_REFERENCE = "base"
-"""The reference that is the policy's base without its adapters."""
+"""Name of the policy's base without adapters, as the reference."""
 
 
 class CalledCritic(NamedTuple):
@@ -46,22 +46,22 @@ class PPOInputs:
     extensions: Extensions
     prompts: Data
     validation: Data = ()
-    """Fixed prompts for evaluations; may be empty."""
+    """Fixed prompts for evaluation; may be empty."""
     reference: PreTrainedModel | str | None = None
-    """None: the initial policy."""
+    """Default: the initial policy."""
     value_model: nn.Module | CalledCritic | None = None
-    """None: `critic` decides."""
+    """If None, `critic` decides."""
     callbacks: "TrainerCallbacks | None" = None
 
 
 def sharing_pair(models: Sequence[tuple[str, object]], trained: Container[str]) -> tuple[str, str] | None:
-    """Return the names of the first two models that share what training changes in one of them; None if there are none.
+    """Return the names of the first two models that share weights or layers that training changes, or None.
 
-    They may share frozen weights, as TRL's `create_reference_model` makes them, but no layers, which adapters change.
+    They may share frozen weights, as with TRL's `create_reference_model`, but not layers, because adapters change these.
 
     Args:
-        models: with their names. What is no model in memory, such as a folder or a function, has no weights.
-        trained: names of those that are trained.
+        models: models with their names. Anything but a model in memory, such as a folder or function, has no weights.
+        trained: names of the trained models.
     """
     parts = [(name, _layers_and_weights(model)) for name, model in models]
     for (first, one), (second, other) in combinations(parts, 2):
@@ -72,7 +72,7 @@ def sharing_pair(models: Sequence[tuple[str, object]], trained: Container[str]) 
 
 
 def _layers_and_weights(model: object) -> dict[int, bool]:
-    """Return the places in memory of weights and of the layers that hold them, and whether training can change each."""
+    """Return the memory addresses of weights and of the layers that hold them, and whether training can change each."""
     if isinstance(model, LoadedModel):
         model = model.backbone.model
     elif isinstance(model, LoadedReward):
@@ -92,11 +92,11 @@ def reference_and_value_model(
     gradient_checkpointing: bool,
     has_critic: bool,
 ) -> tuple[Backbone | None, tuple[Backbone, ScalarHead] | None]:
-    """Return the given reference, and the given value model with its head; each is None if it is not given.
+    """Return the reference and the value model with its head from the inputs, each None if not given.
 
     Raises:
-        UserError: if one of them cannot read all prompts with responses of `new_tokens` tokens, or the value model has no
-            head, or no weight that is trained.
+        UserError: if one of them cannot process all prompts with responses of `new_tokens` tokens, or the value model has
+            no head or no trained weights.
     """
     longest_prompt = max(len(prompt.ids) for prompt in prompts)
 
@@ -114,7 +114,7 @@ def reference_and_value_model(
     if isinstance(inputs.value_model, CalledCritic):
         inputs.value_model.backbone.require_fit(longest_prompt, new_tokens, "value_model")
         return reference, inputs.value_model
-    # A language model with a value head holds the model whose states the head reads.
+    # A language model with a value head contains the model whose states are the head's input.
     body = getattr(inputs.value_model, "pretrained_model", inputs.value_model)
     backbone = second_model(body, "value_model", gradient_checkpointing)
     if not any(weight.requires_grad for weight in inputs.value_model.parameters()):
@@ -147,7 +147,7 @@ def _value_head(value_model: nn.Module, backbone: Backbone) -> ScalarHead:
 
 
 def with_reference_adapter(policy: LoadedModel, name: PreTrainedModel | str | None) -> LoadedModel:
-    """Return the policy with the named adapter of its PEFT model as the reference; `base`: none of them.
+    """Return the policy with the named adapter of its PEFT model as the reference, or `base` for none.
 
     Raises:
         UserError: if the policy has no such adapter.

@@ -18,19 +18,19 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossInputs:
-    """The inputs of the loss of B responses besides the current outputs of policy and critic; tensors are [B, T]."""
+    """Inputs of the loss of B responses in addition to the current outputs of policy and critic. Tensors are [B, T]."""
 
     mask: Tensor
     """True on response tokens."""
     old_log_probs: Tensor
-    """Log-probs by the policy before its first step on the rollout, not those that a sampling engine reported."""
+    """The policy's log-probs before its first step on the rollout, not the sampling engine's."""
     old_values: Tensor
     ref_log_probs: Tensor
     advantages: Tensor
     returns: Tensor | None = None
     """None without a critic that is trained by gradients."""
     token_weights: Tensor | None = None
-    """Factors of the policy's losses; None: all are 1."""
+    """Factors of the policy's losses. None for 1."""
     minibatch_tokens: float
     """Response tokens of the minibatch, over all micro-batches and processes; divides every sum."""
 
@@ -55,13 +55,13 @@ class LossCoefficients(NamedTuple):
     cliprange_high: float
     """Upper epsilon of the ratio clip."""
     cliprange_value: float
-    """Infinite: no limit."""
+    """Infinite for no limit."""
     vf_coef: float
     ent_coef: float
     kl_coef: float
-    """Coefficient of the KL to the reference as a term of the loss."""
+    """Coefficient of the KL term of the loss."""
     kl_estimator: KLEstimator | None
-    """None: the loss has no such term."""
+    """If None, the loss has no KL term."""
 
 
 def ppo_loss(new: NewOutputs, batch: LossInputs, coefficients: LossCoefficients) -> BatchLoss:
@@ -101,7 +101,7 @@ def ppo_loss(new: NewOutputs, batch: LossInputs, coefficients: LossCoefficients)
 
 
 def critic_loss(values: Tensor, batch: LossInputs, coefficients: LossCoefficients) -> BatchLoss:
-    """Return the value loss of a micro-batch alone; arguments as for `ppo_loss`, with the current values [B, T]."""
+    """Return only the value loss of a micro-batch. Arguments are as for `ppo_loss`, with the current values [B, T]."""
     assert batch.returns is not None
     losses, _ = value_losses(values, batch.old_values, batch.returns, coefficients.cliprange_value)
     return BatchLoss(coefficients.vf_coef * masked_sum(losses, batch.mask) / batch.minibatch_tokens)
@@ -110,11 +110,11 @@ def critic_loss(values: Tensor, batch: LossInputs, coefficients: LossCoefficient
 def policy_losses(
     log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [B, T].
+    """Return clipped-ratio losses (Schulman et al. 2017, equation 7) and whether they were clipped; all [B, T].
 
     Args:
-        log_probs: of the sampled tokens, under the current policy.
-        old_log_probs: of the same tokens, under the policy before its first step on them.
+        log_probs: log-probs of the sampled tokens under the current policy.
+        old_log_probs: log-probs of the same tokens under the policy before its first step on them.
         cliprange: epsilon; the ratio is clipped to 1 - cliprange and 1 + cliprange.
         cliprange_high: upper epsilon, if it differs (DAPO, arXiv 2503.14476, section 3.1).
     """
@@ -125,10 +125,10 @@ def policy_losses(
 
 
 def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
-    """Half of the larger of two squared errors, and whether it is the clipped one; all [B, T].
+    """Return half of the larger of two squared errors, and whether it is the clipped one; all [B, T].
 
-    The second error is that of values held within `cliprange` of the old ones (lm-human-preferences, `train_policy.py`,
-    `loss`); with an infinite `cliprange`, both are the same.
+    The second error uses values clipped to within `cliprange` of the old ones (lm-human-preferences, `train_policy.py`,
+    `loss`). With an infinite `cliprange`, both errors are equal.
     """
     # Exact for values within the range, unlike old + difference.
     near = values.clamp(old_values - cliprange, old_values + cliprange)
@@ -137,7 +137,7 @@ def value_losses(values: Tensor, old_values: Tensor, returns: Tensor, cliprange:
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
-    """Return per-token estimates of KL(policy || reference) on the policy's own samples, shaped like the input.
+    """Return per-token estimates of KL(policy || reference) on the policy's samples, shaped like the input.
 
     With d = log pi - log ref (Schulman 2020, "Approximating KL Divergence"):
 
@@ -145,8 +145,8 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) ->
     - k2 = d^2 / 2 is biased and never negative.
     - k3 = exp(-d) - 1 + d is unbiased, never negative, and varies less near 0.
 
-    As a term of the loss, gradients flow through `log_probs`. In expectation, the gradient of k2 is that of the KL.
-    That of k3 is the gradient of the KL of the reference to the policy. That of k1 is 0, so k1 cannot be a loss.
+    As a term of the loss, gradients flow through `log_probs`. In expectation, the gradient of k2 is the gradient
+    of the KL, and k3 has the gradient of KL(reference || policy). The gradient of k1 is 0, so k1 cannot be a loss.
     """
     d = log_probs - reference
     if estimator == "k1":
@@ -157,19 +157,19 @@ def kl_estimate(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) ->
 class KLController:
     """The coefficient of the KL penalty: constant, or adapted to a target by proportional control.
 
-    The constant is 0.02 in InstructGPT and 0.05 in summarize_from_feedback_details. The control is that of Ziegler et al.
+    The constant is 0.02 in InstructGPT and 0.05 in summarize_from_feedback_details. The controller follows Ziegler et al.
     2019, section 2.2 (`AdaptiveKLController` in lm-human-preferences).
 
     Args:
-        target: KL in nats per response; 0: the coefficient is constant.
-        horizon: responses over which it adapts.
+        target: target KL, in nats per response. If 0, the coefficient is constant.
+        horizon: horizon of the adaptation, in responses.
     """
 
     def __init__(self, coef: float, target: float = 0.0, horizon: int = 10_000) -> None:
         self.coef, self.target, self.horizon, self.start = coef, target, horizon, coef
 
     def update(self, kl: float, samples: int) -> None:
-        """Raise the coefficient while KL is above the target, by at most 20 % per horizon of samples; lower it below.
+        """Raise the coefficient if the KL is above the target, lower it if below, by at most 20 % per horizon of samples.
 
         Args:
             kl: mean over responses, in nats summed over tokens.
@@ -180,11 +180,11 @@ class KLController:
             self.coef *= 1.0 + error * min(samples / self.horizon, 1.0)  # a rollout beyond the horizon must not overshoot
 
     def state_dict(self) -> dict[str, float]:
-        """Return the coefficient, and the one of the settings from which it was adapted."""
+        """Return the coefficient, and the initial coefficient in the settings."""
         return {"coef": self.coef, "start": self.start}
 
     def load_state_dict(self, state: dict[str, float] | float) -> None:
-        """Restore an adapted coefficient. A `kl_coef` that has changed applies instead; earlier states are a number."""
+        """Restore an adapted coefficient, unless `kl_coef` has changed. States of earlier versions are a number."""
         stored = state if isinstance(state, dict) else {"coef": state, "start": self.start}
         if self.target and stored["start"] == self.start:
             self.coef = stored["coef"]

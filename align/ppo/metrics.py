@@ -13,32 +13,32 @@ from align.ppo.losses import KLEstimator, kl_estimate
 from align.ppo.records import Experience, Rollout
 
 MISMATCH_LIMIT = 0.1
-"""Nats per token. bfloat16 and other kernels cause a hundredth of it or less; another model or temperature, far more."""
+"""In nats per token. bfloat16 and other kernels cause at most a hundredth of it; another model or temperature, far more."""
 EXACT_RATIO_TOLERANCE = 1e-4
-"""On a processor the same kernels see the same shapes in scoring and in training: the ratio is 1 but for rounding."""
+"""On a CPU, scoring and training run the same kernels on the same shapes, so the ratio is 1 up to rounding."""
 RATIO_WARNING, RATIO_LIMIT = 1e-3, 0.05
-"""On a GPU, kernels may differ between the pass without and the pass with gradients. A mean ratio error of 0.001 in
-bfloat16 is worth a warning; one of 0.05 is a quarter of the usual clip range and means that something else is wrong."""
+"""On a GPU, kernels may differ between forward passes with and without gradients. A mean ratio error of 0.001 in bfloat16
+deserves a warning. An error of 0.05, a quarter of the usual clip range, has another cause."""
 TRL_NAMES = {"objective/scores": "reward/mean", "objective/kl": "kl/k1", "objective/rlhf_reward": "reward/kl_penalized"}
-"""Metrics that are also logged under the names of TRL's PPOTrainer, for dashboards and scripts that read those."""
+"""Metrics that are also logged under the names of TRL's PPOTrainer, for existing dashboards and scripts."""
 PATIENCE = 5
-"""Updates in a row with a KL clearly below 0 (2 standard errors) before the run stops: by chance 1 run in 10 million."""
+"""Consecutive updates with a KL clearly below 0 (2 standard errors) before the run stops. By chance: 1 run in 10 million."""
 
 
 def repetition(ids: Sequence[int], n: int = 3) -> float:
-    """Share of a response's n-grams of tokens that occurred before in it; 0 for a response shorter than n."""
+    """Return the fraction of a response's token n-grams that occurred earlier in it; 0 for a response shorter than n."""
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def mean_and_error(name: str, values: Tensor) -> dict[str, float]:
-    """Return the mean of some values [B] and its standard error."""
+    """Return the mean of values [B] and its standard error."""
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return {name: float(values.mean()), f"{name}_error": error}
 
 
 def response_metrics(rollout: Rollout) -> dict[str, float]:
-    """Return mean length, share of responses with an end token, and mean repetition."""
+    """Return the mean length, the fraction of responses with an end token, and the mean repetition."""
     count = len(rollout)
     return {
         "length": sum(map(len, rollout.responses)) / count,
@@ -54,7 +54,7 @@ def response_kl(experience: Experience, estimator: KLEstimator = "k1") -> Tensor
 
 
 def value_metrics(experience: Experience) -> dict[str, float]:
-    """Return how well the critic predicts returns, and its calibration; empty without a critic.
+    """Return the critic's loss, explained variance and calibration. Empty without a critic.
 
     The calibration is the slope of the least-squares line of returns over values: 1 for unbiased values, below 1 for values
     that vary too much.
@@ -75,10 +75,10 @@ def value_metrics(experience: Experience) -> dict[str, float]:
 
 
 def engine_metrics(experience: Experience) -> dict[str, float]:
-    """Return the mismatch between the sampling engine and the policy; empty if they are the same model.
+    """Return the mismatch between the sampling engine and the policy. Empty if they are the same model.
 
     Raises:
-        UserError: if it is larger than number formats and kernels can cause, and token weights do not correct for it.
+        UserError: if the mismatch exceeds `MISMATCH_LIMIT` and token weights do not correct for it.
     """
     engine_log_probs, mask = experience.rollout.engine_log_probs, experience.mask
     if engine_log_probs is None:
@@ -98,7 +98,7 @@ def rollout_metrics(experience: Experience, penalty: KLEstimator | None) -> dict
     """Return all metrics of a rollout. Raises: see `engine_metrics`.
 
     Args:
-        penalty: estimator of the KL penalty in the reward; None: the reward has no KL penalty.
+        penalty: estimator of the KL penalty in the reward. If None, the reward has no KL penalty.
     """
     old, mask, scores = experience.old, experience.mask, experience.scores
     kl = response_kl(experience)
@@ -121,7 +121,7 @@ def rollout_metrics(experience: Experience, penalty: KLEstimator | None) -> dict
 
 
 def check_ratio(error: float, device: torch.device) -> str:
-    """Check the ratio at the first minibatch of a fresh rollout, which must be 1; return a warning or "".
+    """Check that the ratio at the first minibatch of a fresh rollout is 1. Return a warning or "".
 
     Args:
         error: mean of |ratio - 1| over tokens.
@@ -152,7 +152,7 @@ class NegativeKLWatch:
         """Check the k1 estimates [B] of one rollout, summed over tokens.
 
         Raises:
-            UserError: after `PATIENCE` updates in a row clearly below 0.
+            UserError: if the KL was clearly below 0 in `PATIENCE` consecutive updates.
         """
         error = float(kl.std(correction=0)) / math.sqrt(len(kl))
         below = float(kl.mean()) < -2 * error - 1e-3
@@ -169,7 +169,7 @@ class NegativeKLWatch:
         return self.count
 
     def load_state_dict(self, state: int) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         self.count = state
 
 
@@ -177,20 +177,20 @@ UPDATES_WITHOUT_END = 3
 
 
 class MissingEosWatch:
-    """Warns once if the score that replaces that of truncated responses hides the reward, or is above it.
+    """Warns once if the replacement score of truncated responses hides the reward or exceeds it.
 
-    It hides the reward if no response ends. The level of a reward model is arbitrary unless it is centered: if its scores
-    are far below the replacement, running into the limit pays.
+    It hides the reward if no response ends. The scores of a reward model are arbitrary up to a constant unless it is
+    centered. If they are far below the replacement, running into the length limit is rewarded.
 
     Args:
-        replacement: the score of truncated responses; None if it is not replaced.
+        replacement: score assigned to truncated responses, or None to keep their own scores.
     """
 
     def __init__(self, replacement: float | None) -> None:
         self.replacement, self.without_end, self.some_end = replacement, 0, False
 
     def check(self, scores: Tensor, ended: Tensor) -> str:
-        """Return the warning for scores [B] to learn from, `ended` [B] where complete; "" if there is none."""
+        """Return a warning for the training scores [B], with `ended` [B] true if complete; "" if there is none."""
         if self.replacement is None:
             return ""
         if not ended.any():
@@ -213,18 +213,18 @@ class MissingEosWatch:
 
 
 CRITIC_PATIENCE = 3
-"""Updates in a row with a negative explained variance before the warning."""
+"""Consecutive updates with a negative explained variance before the warning."""
 COLLAPSE_ERRORS, COLLAPSE_PATIENCE = 4.0, 5
-"""A run stops after 5 updates in a row whose mean score is 4 standard errors below that of the first rollout."""
+"""A run stops after 5 consecutive updates with a mean score 4 standard errors below the first rollout's mean."""
 STEP_KL_WARNING = 2.0
-"""Nats per response by which the KL to the reference grows in one update before the warning."""
+"""Growth of the KL to the reference in one update that triggers the warning, in nats per response."""
 
 
 class CollapseWatch:
-    """Warns at the first signs that updates ruin the policy, and stops a run whose policy has lost its reward.
+    """Warns at the first signs that updates degrade the policy, and stops a run whose policy has lost its reward.
 
     Args:
-        stops: whether it stops a run, or only warns.
+        stops: whether to stop the run instead of only warning.
     """
 
     def __init__(self, stops: bool = True) -> None:
@@ -236,12 +236,12 @@ class CollapseWatch:
         self.warned: list[str] = []
 
     def check(self, metrics: Mapping[str, float], scores: Tensor, samples: int) -> list[str]:
-        """Return warnings after an update, each once in a run.
+        """Return the warnings for an update, each once per run.
 
         Args:
-            metrics: of the update, as in docs/metrics.md.
-            scores: [B] of its rollout on the scale of the rewards (`Experience.scores`).
-            samples: neighboring scores of one prompt.
+            metrics: metrics of the update, as in docs/metrics.md.
+            scores: [B] scores of its rollout on the scale of the rewards (`Experience.scores`).
+            samples: number of adjacent scores that belong to one prompt.
 
         Raises:
             UserError: if the policy has collapsed.
@@ -286,18 +286,18 @@ class CollapseWatch:
         return {name: value for name, value in vars(self).items() if name != "stops"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         vars(self).update(state)
 
 
 class DriftWatch:
-    """Compares evaluations with the first one, and warns if reward rose while the text got worse."""
+    """Compares each evaluation with the first one, and warns if the reward rose while the text got worse."""
 
     def __init__(self, first: Mapping[str, float] | None = None) -> None:
         self.first = dict(first) if first else None
 
     def check(self, metrics: Mapping[str, float]) -> list[str]:
-        """Warnings after an evaluation, whose metrics are named as in docs/metrics.md without their prefix."""
+        """Return the warnings for an evaluation. Metrics are named as in docs/metrics.md, without their prefix."""
         if self.first is None:
             self.first = dict(metrics)
             return []
@@ -320,5 +320,5 @@ class DriftWatch:
         return self.first
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         self.first = state

@@ -1,4 +1,4 @@
-"""The bookkeeping of PPO's updates: that of all stages, and metrics of rollouts and optimizer steps, FLOPs and watches."""
+"""The bookkeeping of PPO updates beyond `Monitor`: metrics of rollouts and optimizer steps, FLOPs and watches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from align.training.monitor import Monitor, stop_on_nan
 
 
 class PPOMonitor(Monitor):
-    """Collects the metrics of an update, and stops or warns if training goes wrong.
+    """Collects the metrics of an update, and stops the run or warns if training goes wrong.
 
         with monitor.update_of(update):
             monitor.lap("sample"), monitor.lap("score")
@@ -27,7 +27,7 @@ class PPOMonitor(Monitor):
     Attributes:
         negative_kl: stops a run whose KL to the reference stays negative.
         collapse: warns of a collapse of the policy, and stops the run.
-        missing_eos: warns if responses without EOS pay. Its state is not saved: it may warn again in a resumed run.
+        missing_eos: warns if responses without EOS are rewarded. Its state is not saved, so a resumed run may warn again.
     """
 
     def __init__(self, config: PPOConfig, setup: PPOSetup) -> None:
@@ -41,16 +41,16 @@ class PPOMonitor(Monitor):
         """Metrics of the optimizer steps of the update that train the policy."""
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the stateful objects by their names in a checkpoint."""
+        """Return the stateful objects by name in a checkpoint."""
         return {"negative_kl": self.negative_kl, "collapse": self.collapse}
 
     def begin(self, done: int) -> None:
-        """Remove the rollouts of updates after `done`, which a killed run has written. The run's folder is locked now."""
+        """Remove the rollouts that a killed run wrote after update `done`. The run's folder is already locked."""
         self.recorder.remove_after(done)
 
     @contextmanager
     def update_of(self, update: int) -> Iterator[None]:
-        """Start the row, the clock and the steps of an update, which runs inside; add its costs afterward."""
+        """Start the row, the clock and the steps of an update, which runs in this context. Add its costs on exit."""
         self.steps = []
         with self.update(update, list):
             yield
@@ -58,7 +58,7 @@ class PPOMonitor(Monitor):
         self.negative_kl.check(response_kl(self.experience))
 
     def add_experience(self, update: int, experience: Experience) -> None:
-        """Record a rollout and add its metrics, before the policy is trained on it."""
+        """Record a rollout and add its metrics. Call it before the policy is trained on the rollout."""
         config, setup = self.config, self.setup
         self.experience = experience
         self.run.print(self.missing_eos.check(experience.signal.scores, experience.rollout.ended_mask))
@@ -69,7 +69,7 @@ class PPOMonitor(Monitor):
 
     @contextmanager
     def optimizer_step(self, rollout: Rollout, minibatch: Sequence[int]) -> Iterator[None]:
-        """If a loss or gradient inside is not finite, save the responses of the minibatch and raise a UserError."""
+        """Save the responses of the minibatch and raise a UserError if a loss or gradient in this context is not finite."""
         try:
             yield
         except NotFiniteError as error:
@@ -81,7 +81,7 @@ class PPOMonitor(Monitor):
         self.run.print(check_ratio(metrics["ratio/abs_error"], self.run.accelerator.device))
 
     def add_step(self, metrics: Mapping[str, float]) -> None:
-        """Add the metrics of an optimizer step that trains the policy; the row has means over these steps."""
+        """Add the metrics of an optimizer step that trains the policy. The row has their means over steps."""
         self.steps.append(dict(metrics))
 
     def log_update(self, update: int) -> None:
@@ -95,7 +95,7 @@ class PPOMonitor(Monitor):
             self.run.print(warning)
 
     def _add_costs(self) -> None:
-        """Add the means over optimizer steps, the metrics of extensions, and time, FLOPs and MFU of the update."""
+        """Add means over optimizer steps, the metrics of extensions, and the time, FLOPs and MFU of the update."""
         config, setup, tokens = self.config, self.setup, float(self.experience.lengths.sum())
         values: dict[str, list[float]] = {}
         for step in self.steps:

@@ -39,10 +39,10 @@ class Rollout:
     prompts: list[EncodedPrompt]
     responses: list[list[int]]
     ended: list[bool]
-    """Whether a response has its end token."""
+    """Whether each response has an end token."""
     texts: list[str]
     log_probs: list[list[float]] | None = None
-    """Log-prob of each response token as the sampling engine computed it; None if the policy itself sampled."""
+    """The sampling engine's log-prob of each response token, or None if the policy itself sampled."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -64,7 +64,7 @@ class Rollout:
 
     @property
     def sampled_responses(self) -> list[SampledResponse]:
-        """The responses as reward models take them."""
+        """Responses in the input format of reward models."""
         return [
             SampledResponse(prompt.conversation, prompt.ids, ids, text, ended, prompt.given_as_ids)
             for prompt, ids, text, ended in zip(self.prompts, self.responses, self.texts, self.ended, strict=True)
@@ -78,7 +78,7 @@ class Scores:
     total: Tensor
     """[B] weighted sum of all rewards."""
     components: dict[str, Tensor]
-    """[B] each: single rewards, and other parts of the scores, which are logged as `reward/<name>`."""
+    """[B] each: individual rewards and other parts of the scores, logged as `reward/<name>`."""
 
 
 @dataclass(frozen=True)
@@ -90,32 +90,32 @@ class RoleOutputs:
     values: Tensor
     entropy: Tensor
     fitted_values: Tensor | None = None
-    """Values by a head that was fitted to the rollout, from which clipping starts; None: `values`."""
+    """Values of a head that was fitted to the rollout, from which clipping starts. If None, `values`."""
     value_states: dict[int, Tensor] = field(default_factory=dict)
     """Hidden states [n, H] before the tokens of each row that this process computed, the input of the value head."""
 
 
 @dataclass(frozen=True)
 class TrainingSignal:
-    """What the policy is trained on: the scores, which extensions may change, and optional values of tokens."""
+    """The policy's training signal: the scores, which extensions may change, and optional token rewards and weights."""
 
     scores: Tensor
     """[B]."""
     components: dict[str, Tensor]
     """[B] each, logged as `reward/<name>`."""
     token_rewards: Tensor | None = None
-    """[B, T] rewards of tokens, added to the score and the KL penalty; None: none."""
+    """[B, T] rewards of tokens, added to the score and the KL penalty, or None."""
     token_weights: Tensor | None = None
-    """[B, T] factors of the policy's losses; None: all are 1."""
+    """[B, T] factors of the policy's losses. None for 1."""
     corrects_sampling: bool = False
     """Whether `token_weights` correct for a sampling engine whose distribution differs from the policy's."""
 
     def add_token_rewards(self, rewards: Tensor) -> "TrainingSignal":
-        """Return a signal with `rewards` [B, T] added to those of tokens."""
+        """Return a signal with `rewards` [B, T] added to its token rewards."""
         return replace(self, token_rewards=rewards if self.token_rewards is None else self.token_rewards + rewards)
 
     def multiply_token_weights(self, weights: Tensor) -> "TrainingSignal":
-        """Return a signal whose token weights are multiplied by `weights` [B, T]."""
+        """Return a signal with its token weights multiplied by `weights` [B, T]."""
         return replace(self, token_weights=weights if self.token_weights is None else self.token_weights * weights)
 
 
@@ -131,7 +131,7 @@ class Experience:
     advantages: Tensor
     """[B, T] from the estimator."""
     returns: Tensor | None
-    """[B, T] from unwhitened advantages; None without a critic."""
+    """[B, T] from unwhitened advantages, or None without a critic."""
     kl_coef: float
 
     @property
@@ -150,9 +150,9 @@ class Experience:
         """Return a micro-batch as tensors on a device.
 
         Args:
-            part: its rows of the rollout.
-            minibatch: the rows of its minibatch, over all processes.
-            trains_critic: whether the loss has a term for values.
+            part: rows of the rollout in this micro-batch.
+            minibatch: rows of the minibatch, over all processes.
+            trains_critic: whether the loss has a value term.
         """
         inputs = pack_groups([prompt.ids for prompt in self.rollout.prompts], self.rollout.responses, part.groups, device)
         rows, width = part.rows, inputs.response.ids.shape[1]
@@ -186,6 +186,6 @@ class ExperienceBatch(LossInputs):
     response: Padded
     """[B, T]."""
     prompt_of_response: Tensor | None
-    """[B] the prompt of each response; None: response i answers prompt i."""
+    """[B] prompt index of each response. If None, response i answers prompt i."""
     weight: float = 1.0
     """Factor of the loss and the metrics, see `MicroBatch`."""

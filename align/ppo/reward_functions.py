@@ -1,4 +1,4 @@
-"""Reward functions of the user: found by their names, called and checked."""
+"""The user's reward functions: imported by name, called and checked."""
 
 import asyncio
 import copy
@@ -15,12 +15,12 @@ from align.core.plugins import call_own_code, checked_scores, import_function
 from align.data.records import Conversation
 
 RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
-"""Prompts and the texts of their responses, one each, to scores. Further parameters receive columns of the prompts' rows."""
+"""Maps prompts and the text of one response to each to scores. Further parameters receive columns of the prompts' rows."""
 
 
 @dataclass(frozen=True)
 class WeightedFunction:
-    """A reward function with its weight and the name it is logged under."""
+    """A reward function with its weight and its name in logs."""
 
     name: str
     weight: float
@@ -59,10 +59,10 @@ def call_reward_function(
     """Call a reward function on copies of its inputs, and check its scores; a score of None counts as 0.
 
     Args:
-        columns: the further columns of each prompt's row, of which the function gets those that it has parameters for.
+        columns: further columns of each prompt's row. The function receives the columns for which it has parameters.
 
     Raises:
-        UserError: if it raises, or returns anything but one finite number or None for each response.
+        UserError: if it raises, or does not return one finite number or None per response.
     """
     name = f"reward function '{reward.name}'"
     further = {column: [row.get(column) for row in columns] for column in _columns_for(reward.function, columns)}
@@ -87,7 +87,7 @@ def call_reward_function(
 
 
 def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a function by name; none for one that does not tell them."""
+    """Return the parameters of a function by name; empty if they are unknown."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of a compiled module
@@ -101,7 +101,7 @@ def _takes(function: RewardFunction, name: str) -> bool:
 
 
 def _columns_for(function: RewardFunction, columns: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the columns that a function has parameters for, besides prompts and responses."""
+    """Return the names of the columns for which a function has parameters, besides prompts and responses."""
     parameters = _parameters(function)
     first = {"prompts", "completions"} if "completions" in parameters else {*list(parameters)[:2]}
     names = dict.fromkeys(name for row in columns for name in row)
@@ -109,7 +109,7 @@ def _columns_for(function: RewardFunction, columns: Sequence[Mapping[str, Any]])
 
 
 def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    """Run an async function to its end, in a thread: a notebook has an event loop of its own."""
+    """Run an async function to completion, in a thread because a notebook already runs an event loop."""
 
     async def waiting() -> Any:
         return await awaitable

@@ -1,6 +1,6 @@
 """From a rollout to scores: reward models, reward functions and extensions, and the penalty for a missing EOS.
 
-Each reward is logged separately. A reward sees prompts and responses, as texts and as token ids.
+Each reward is logged separately. A reward sees prompts and responses, as text and as token ids.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from align.runtime.distributed import run_on_main
 from align.tokenization.encoded import SampledResponse
 
 ResponseScorer = Callable[[Sequence[SampledResponse]], list[float]]
-"""Responses to rewards: a `RewardModelScorer`."""
+"""Maps responses to rewards: a `RewardModelScorer`."""
 ExtraRewards = Callable[[Rollout, Mapping[str, Tensor]], dict[str, Tensor]]
-"""A rollout and the rewards so far to extra rewards [B], by name: `Extensions.score`."""
+"""Maps a rollout and the rewards so far to extra rewards [B] by name: `Extensions.score`."""
 
 RESERVED = (*SCORE_METRICS, "attributes", "length_slope", "disagreement")
 """Metrics of the score itself, `reward/mean` for one: a function of that name is logged as `reward/mean_2`."""
@@ -30,10 +30,10 @@ class Rewards:
     """All rewards of a run; each is logged under its name, and their weighted sum is the score.
 
     Args:
-        ensemble: how the rewards of several models are combined, see `combine_rewards`.
+        ensemble: method of combining the rewards of several models, see `combine_rewards`.
         uncertainty_weight: see `combine_rewards`.
-        accelerator: processes that score together. The first one calls the functions. All get the scores or raise its error.
-        extra: returns rewards in addition to those of models and functions.
+        accelerator: processes that score together. The first calls the functions; all receive its scores or raise its error.
+        extra: function that returns additional rewards.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rewards:
     def __call__(self, rollout: Rollout) -> Scores:
         """Return the scores of a rollout.
 
-        The components are the weighted rewards; with several reward models also each one's reward and their disagreement.
+        The components are the weighted rewards and, with several reward models, the reward of each and their disagreement.
 
         Raises:
             UserError: if a reward fails, or two rewards have the same name.
@@ -64,11 +64,11 @@ class Rewards:
             name = next(name for name in itertools.chain([reward.name], numbered) if name not in taken)
             rewards[name] = reward.weight * torch.tensor(scores)
         rewards |= self.extra(rollout, rewards)
-        nothing = torch.zeros(len(rollout))  # rules alone may be the training signal
+        nothing = torch.zeros(len(rollout))  # rules may be the only training signal
         return Scores(torch.stack([*rewards.values(), nothing]).sum(0), rewards | members)
 
     def _of_functions(self, rollout: Rollout) -> list[list[float]]:
-        """The scores of each function, the same on every process: a function may be random, or each call may cost money."""
+        """Return each function's scores, equal on every process: a function may be random, or each call may cost money."""
         prompts = [prompt.conversation for prompt in rollout.prompts]
         columns = [prompt.columns for prompt in rollout.prompts]
 
@@ -89,16 +89,16 @@ class Rewards:
 
 @dataclass(frozen=True)
 class MissingEos:
-    """How responses without EOS are scored.
+    """Scoring of responses without EOS.
 
-    A truncated response has no EOS to be scored at. summarize_from_feedback_details replaces its score with -1; TRL
-    subtracts a penalty.
+    A truncated response has no EOS at which to read a score. summarize_from_feedback_details replaces its score with -1;
+    TRL subtracts a penalty.
     """
 
     penalty: float | None = None
-    """Subtracted from the score; None: nothing."""
+    """Penalty to subtract from the score, or None."""
     score: float | None = None
-    """Replaces the score; None: it does not."""
+    """Replacement of the score, or None."""
 
     def apply(self, scores: Tensor, ended: Tensor) -> Tensor:
         """Return scores [B] in which responses without EOS are penalized; `ended` is [B] bool."""
@@ -112,8 +112,8 @@ def combine_rewards(rewards: Tensor, ensemble: Literal["mean", "wco", "uwo"], un
     """Combine the rewards of an ensemble into one [B] (Coste et al. 2024, arXiv 2310.02743, section 3.2).
 
     Args:
-        rewards: [M, B] of M reward models, on one scale.
-        ensemble: `mean`; `wco`: the lowest (worst-case optimization); `uwo`: the mean minus `uncertainty_weight` times the
+        rewards: [M, B] rewards of M reward models, on one scale.
+        ensemble: `mean`; `wco`: the minimum (worst-case optimization); `uwo`: the mean minus `uncertainty_weight` times the
             variance over members (uncertainty-weighted optimization).
     """
     if ensemble == "wco":

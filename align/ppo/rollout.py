@@ -1,7 +1,7 @@
-"""A rollout: its prompts, sampled responses, minibatches, and the outputs of every role for it.
+"""A rollout: its prompts, sampled responses, minibatches, and the outputs of every role.
 
-A rollout of B responses is the same on every process. `shuffled_minibatches` divides its rows into minibatches, of which
-each is one optimizer step. `plan_minibatch` cuts a minibatch into the micro-batches of this process, by tokens. The
+A rollout of B responses is the same on every process. `shuffled_minibatches` divides its rows into minibatches, one per
+optimizer step. `plan_minibatch` splits a minibatch by tokens into the micro-batches of this process. The
 responses to one prompt form a group, which stays in one micro-batch and shares its prompt (`prompt_groups`).
 """
 
@@ -58,7 +58,7 @@ def shuffled_minibatches(
     """Return the rows of each minibatch of an epoch, reshuffled each time; the samples of a prompt stay together.
 
     Args:
-        samples: neighboring rows with one prompt.
+        samples: number of adjacent rows with the same prompt.
     """
     order = generator(seed, RngStream.MINIBATCH_ORDER, update, epoch).permutation(rows // samples).tolist()
     parts = (order[number::num_mini_batches] for number in range(num_mini_batches))
@@ -68,7 +68,7 @@ def shuffled_minibatches(
 def plan_minibatch(
     rollout: Rollout, rows: Sequence[int], backbone: Backbone, micro_batch_tokens: int, accelerator: Accelerator
 ) -> list[MicroBatch]:
-    """Return a minibatch cut into micro-batches of this process, each prompt with all of its responses."""
+    """Split a minibatch into micro-batches of this process, each prompt with all of its responses."""
     prompts = [prompt.ids for prompt in rollout.prompts]
     groups = prompt_groups(backbone, prompts, rollout.responses, rows, micro_batch_tokens)
     sizes = group_tokens(backbone, prompts, rollout.responses, groups)
@@ -89,10 +89,10 @@ def forward_all_roles(
     """Compute log-probs of policy and reference, values and entropy of every response token; the same on every process.
 
     Args:
-        minibatches: the rows, as the first epoch of training will batch them: the same kernels then see the same shapes,
-            and the ratio at the first minibatch is 1 in every number format.
-        backbone: the policy's.
-        with_value_states: keep the input of the value head.
+        minibatches: rows of the minibatches of the first epoch of training. Kernels then see the same shapes, so that the
+            ratio at the first minibatch is 1 in every dtype.
+        backbone: the policy's backbone.
+        with_value_states: whether to keep the input of the value head.
     """
     prompts, columns_of_row, value_states = [prompt.ids for prompt in rollout.prompts], dict[int, Tensor](), {}
     for minibatch in minibatches:

@@ -1,6 +1,6 @@
 """Rollouts on disk: a Parquet file for each recorded update, with a row for each response.
 
-A file is complete before the optimizer steps of its update. Its bytes and the choice of updates depend only on the run: a
+A file is complete before the optimizer steps of its update. Its bytes and the choice of updates depend only on the run, so a
 resumed run writes the same files.
 """
 
@@ -20,11 +20,11 @@ from align.training.run import Run
 
 FOLDER = "rollouts"
 REWARD_PREFIX = "reward/"
-"""Prefix of the columns of reward parts, as of their metrics."""
+"""Prefix of the columns of reward parts, as in their metrics."""
 UPDATES = 100
-"""Updates whose rollouts are written, evenly spread over the run."""
+"""Number of updates whose rollouts are written, evenly spread over the run."""
 ROWS = 64
-"""Responses of a rollout that are written, the first ones: prompts come in random order."""
+"""Number of responses written per rollout. The first ones, because prompts are in random order."""
 PER_TOKEN = ("log_probs", "kl", "values", "advantages")
 FLOATS, TURNS = pa.list_(pa.float32()), pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -43,11 +43,11 @@ _COLUMNS: dict[str, pa.DataType] = {
     "tokens": pa.list_(pa.string()),
     **dict.fromkeys(PER_TOKEN, FLOATS),
 }
-"""All columns but the parts of the reward."""
+"""All columns except the parts of the reward."""
 
 
 def recorded_updates(updates: int, count: int) -> frozenset[int]:
-    """Choose `count` of the updates 1 to `updates`, evenly spaced from the first to the last; one alone is the last."""
+    """Choose `count` of the updates 1 to `updates`, evenly spaced from the first to the last. A single one is the last."""
     count = min(count, updates)
     if count < 2:
         return frozenset({updates} if count else ())
@@ -83,7 +83,7 @@ class RolloutRecorder:
     """Writes the rollouts of up to `UPDATES` updates of a run.
 
     Args:
-        total_updates: of the run, from which those to write are chosen.
+        total_updates: number of updates in the run, from which the recorded ones are chosen.
     """
 
     def __init__(self, run: Run, tokenization: Tokenization, total_updates: int) -> None:
@@ -98,18 +98,18 @@ class RolloutRecorder:
                     path.unlink()
 
     def write(self, update: int, experience: Experience) -> None:
-        """Write the rollout of an update, if it is one of those to write. Raise a UserError if that is not possible."""
+        """Write the rollout of an update, if it is a recorded one. Raise a UserError if the file cannot be written."""
         if update in self.recorded and self.run.is_main:
             write_rollout(rollout_path(self.run.folder, update), rows_of(update, experience, self.tokenization, ROWS))
 
 
 def rollout_path(run: Path, update: int) -> Path:
-    """The file of an update's rollout in a run's folder."""
+    """Return the path of an update's rollout file in a run's folder."""
     return run / FOLDER / f"update-{update:06d}.parquet"
 
 
 def rollout_paths(run: Path) -> dict[int, Path]:
-    """The files of rollouts in a run's folder, by update."""
+    """Return the rollout files in a run's folder, by update."""
     return numbered_paths(run / FOLDER, "update-", ".parquet")
 
 
@@ -122,7 +122,7 @@ def write_rollout(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     parts = dict.fromkeys(name for row in rows for name in row if name.startswith(REWARD_PREFIX))
     columns = _COLUMNS | dict.fromkeys(parts, pa.float32())
     table = pa.Table.from_pylist(list(rows), pa.schema(columns))
-    # Log-probs hardly ever repeat: a dictionary of them would only take space.
+    # Log-probs hardly ever repeat, so a dictionary would waste space.
     repeated = [name for name in columns if name not in PER_TOKEN]
     repeated = [f"{name}.list.element" if name in ("ids", "tokens") else name for name in repeated]
     form: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeated, "write_statistics": False}

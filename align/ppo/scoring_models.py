@@ -42,7 +42,7 @@ RewardModelLike = str | LoadedReward | PreTrainedModel
 
 
 def can_share_base(folder: str, policy: LoadedModel, kind: HeadType = REWARD) -> bool:
-    """Whether a reward model can be an adapter on the policy's base.
+    """Return whether a reward model can be an adapter on the policy's base.
 
     It must be an adapter on the same base as the policy's adapter, and read the same token ids: the same tokenizer and chat
     template. Neither adapter may change weights of the base.
@@ -52,7 +52,7 @@ def can_share_base(folder: str, policy: LoadedModel, kind: HeadType = REWARD) ->
     base, is_adapter = base_of(folder)
     same_base = is_adapter and Path(base).resolve() == Path(policy.base).resolve()
     quantization = quantization_of(policy.backbone.model.config)
-    # A quantized run quantizes every base; an adapter that was trained on a quantized base is not put on another one.
+    # A quantized run quantizes every base. An adapter trained on a quantized base must not be loaded onto another one.
     same_base = same_base and (bool(quantization) or not adapter_quantization(folder))
     assert policy.backbone.peft is not None
     same_base = same_base and not any(map(changes_base, policy.backbone.peft.peft_config.values()))
@@ -70,13 +70,13 @@ class RewardAdapter(NamedTuple):
     mean: float
     """The mean of its rewards over demonstrations."""
     adapter: str
-    """Its adapter's name on that base."""
+    """Name of its adapter on that base."""
 
 
 def load_reward_adapter(
     folder: str, policy: LoadedModel, adapter: str = REWARD_ADAPTER, kind: HeadType = REWARD
 ) -> RewardAdapter:
-    """Load a reward adapter onto the policy's base, where it is called `adapter`."""
+    """Load a reward adapter onto the policy's base under the name `adapter`."""
     head, mean = load_head(folder, policy.backbone, kind)
     print_other_base(folder, policy.backbone.model)
     add_adapter(policy.backbone, folder, adapter)
@@ -91,7 +91,7 @@ class RewardSource(NamedTuple):
     loaded: LoadedReward | None = None
 
     def scorer(self, policy: LoadedModel, roles: Roles, accelerator: Accelerator, budget: int) -> RewardModelScorer:
-        """The scorer of this model, which reads `budget` padded tokens at once."""
+        """Return the scorer of this model, with at most `budget` padded tokens per forward pass."""
         if self.adapter_on_policy is not None:
             _, mean, adapter = self.adapter_on_policy
             module, profile = partial(roles.reward, adapter), flops_profile(policy.backbone, adapter)
@@ -112,13 +112,13 @@ def load_source(
     """Load a model with a scalar head: as an adapter on the policy's base if possible, else as a separate model.
 
     Args:
-        dtype: number format of a model that is given by name.
-        adapter: its name on the policy's base.
+        dtype: dtype of a model given by name.
+        adapter: adapter name on the policy's base.
         chat_template: the policy's, for a classifier without a template.
-        quantization: of a separate model that is given by name.
+        quantization: quantization of a separate model given by name.
 
     Raises:
-        UserError: if it is not of that kind.
+        UserError: if the model is not of this kind.
     """
     if not isinstance(model, str):
         loaded = model if isinstance(model, LoadedReward) else reward_that_reads_ids_of(policy, model)
@@ -149,7 +149,7 @@ def split_remote(
 def make_scorer(
     source: RewardSource, run: Run, policy: LoadedModel, roles: Roles, prompts: Sequence[EncodedPrompt], max_new_tokens: int
 ) -> RewardModelScorer:
-    """Return the scorer of a model that can read all prompts and responses; report if it reads other token ids."""
+    """Return the scorer of a model that can process all prompts and responses. Print a line if its token ids differ."""
     run.models.add(source.name)
     scorer = source.scorer(policy, roles, run.accelerator, run.optimization.micro_batch_tokens)
     reads_ids = scorer.reads_given_ids and all(prompt.given_as_ids for prompt in prompts)
@@ -173,10 +173,10 @@ def require_readable(
     policy: LoadedModel,
     after: int = 0,
 ) -> None:
-    """Raise a UserError before any response is sampled if a scoring model cannot read one, or its template drops a turn.
+    """Raise a UserError, before sampling, if a scoring model cannot process a response, or its template drops a turn.
 
     Args:
-        after: tokens that the model reads after a response.
+        after: number of tokens that the model reads after a response.
     """
     if scorer.tokenization:
         for prompt in prompts:
@@ -197,8 +197,8 @@ def require_readable(
 def markup_in_text(prompt: EncodedPrompt, policy: Tokenization) -> str | None:
     """Return a special token inside the text of a prompt of token ids, or None.
 
-    The text is given beside the ids, or decoded from them. A decoded text has lost the special tokens, and another template
-    would put the roles that they marked, such as `user`, into the user's message.
+    The text is given in addition to the ids, or decoded from them. Decoding removes special tokens, and another template
+    would put the roles that they mark, such as `user`, into the user's message.
     """
     if prompt.conversation != decoded_turn(prompt.ids, policy):
         return policy.chat.spelled_token(turn["content"] for turn in prompt.conversation)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSetup:
-    """Everything that the loop needs besides its settings."""
+    """Everything that the loop needs in addition to its settings."""
 
     run: Run
     policy: LoadedModel
@@ -70,16 +70,16 @@ class PPOSetup:
     missing_eos: MissingEos
     prompts: list[EncodedPrompt]
     validation: list[EncodedPrompt]
-    """The fixed prompts of evaluations; may be empty."""
+    """Fixed prompts for evaluation; may be empty."""
     flops_profiles: RoleFlopsProfiles
     extensions: Extensions
     card: dict[str, str]
     """The lines of the model card that do not change during training."""
     value_regression: ValueRegression | None = None
-    """Fits the value head; None: it is trained by gradients alone."""
+    """Fits the value head. If None, it is trained only by gradients."""
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the stateful objects of the setup by their names in a checkpoint."""
+        """Return the stateful objects of the setup by name in a checkpoint."""
         extensions = {extension.name: extension for extension in self.extensions if extension.has_state}
         critic = {"value_regression": self.value_regression} if self.value_regression else {}
         return {"prompts": PromptIdentity(self.prompts), **critic, **extensions}
@@ -108,7 +108,7 @@ class PPOSetup:
 
 @making_trainer()
 def prepare(config: PPOConfig, inputs: PPOInputs) -> PPOSetup:
-    """Open the run's folder, load all models and data, and build the engines. Raise a UserError for a mistake in them."""
+    """Open the run's folder, load all models and data, and build the engines. Raise a UserError if they are invalid."""
     extensions = inputs.extensions
     require_rewards(inputs)
     run = Run(inputs.policy.settings(config), "ppo", inputs.callbacks)
@@ -182,7 +182,7 @@ def training_context(
     prompts: list[EncodedPrompt],
     missing_eos: MissingEos,
 ) -> TrainingContext:
-    """Return what extensions know of a run."""
+    """Return the training context of extensions."""
     return TrainingContext(
         run=run,
         policy=policy,
@@ -200,7 +200,7 @@ def training_context(
 def encode_all_prompts(
     config: PPOConfig, inputs: PPOInputs, policy: LoadedModel
 ) -> tuple[list[EncodedPrompt], list[EncodedPrompt]]:
-    """Return the prompts of training and those of evaluations."""
+    """Return the training prompts and the evaluation prompts."""
     limits = Limits(config.max_prompt_tokens, config.max_new_tokens, config.overlong)
     encoded = encode_prompts(inputs.prompts, policy, limits, config.skip_bad_rows)
     prompts, held_out = split_by_opening(encoded, config.validation_split)
@@ -250,7 +250,7 @@ def build_module(
 
 
 def value_regression(roles: Roles, accelerator: Accelerator) -> ValueRegression | None:
-    """Return the regression of the value head; None for a `value_model` of the caller, which keeps its head."""
+    """Return the regression of the value head, or None for a caller's `value_model`, which keeps its head."""
     head = roles.value_head
     return ValueRegression(head, accelerator) if isinstance(head, ValueHead) else None
 
@@ -265,7 +265,7 @@ def attach_callbacks(
 
 
 def require_rewards(inputs: PPOInputs) -> None:
-    """Raise a UserError for a run without a reward, or with a folder that is not a reward model."""
+    """Raise a UserError if a run has no reward, or a folder is not a reward model."""
     if not (inputs.reward_models or inputs.functions or any(extension.gives_scores for extension in inputs.extensions)):
         raise UserError(
             "no reward given: set reward_model or reward_functions (or rules, rubrics or attributes), or start from "
@@ -293,9 +293,9 @@ def build_engine_and_roles(
 
     Args:
         sources: the reward models.
-        total_steps: optimizer steps of the run.
-        average_decay: of the exponential moving average of the weights, for evaluations and the result; 0: none.
-        reference: a separate reference model; None: a copy of the policy.
+        total_steps: number of optimizer steps in the run.
+        average_decay: decay of the exponential moving average of the weights, which is evaluated and saved. 0 disables it.
+        reference: separate reference model. Default: a copy of the policy.
     """
     accelerator = run.accelerator
     with sharded_loading(accelerator):
@@ -320,7 +320,7 @@ def print_plan(
     selects: bool,
     extensions: Extensions,
 ) -> None:
-    """Print the numbers of prompts and updates; `selects`: whether evaluations select the policy to keep."""
+    """Print the numbers of prompts and updates. `selects` is true if evaluations select the policy to keep."""
     prompts = counted(training_prompts, "prompt")
     run.print(f"ppo: {prompts}, {validation_prompts} held out; model {run.model_config.model}")
     updates, responses = config.total_updates, config.rollout_batch_size
@@ -352,14 +352,14 @@ def build_sampler(
     engine: TrainEngine,
     prompts: Sequence[EncodedPrompt],
 ) -> tuple[SamplingEngine, SamplingParams]:
-    """Return the sampling engine and its parameters: as many responses at once as the smallest process's memory holds.
+    """Return the sampling engine and its parameters. The batch size fits the process with the least memory.
 
     Args:
-        wanted: the parameters, whose `batch_tokens` is not read.
-        prompts: all that will be sampled for.
+        wanted: requested parameters. Their `batch_tokens` is ignored.
+        prompts: all prompts for sampling.
 
     Raises:
-        UserError: if the model has no token with one of `stop_token_ids`.
+        UserError: if one of `stop_token_ids` is not in the model's vocabulary.
     """
     highest, rows = max(wanted.stop_ids or [0]), vocabulary_rows(policy.backbone.model)
     if highest >= rows:
@@ -371,7 +371,7 @@ def build_sampler(
 
 
 def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[ExperienceBatch, int]:
-    """Return the micro-batch of this process with the most padded tokens, and their number.
+    """Return the micro-batch of this process with the most padded tokens, and the number of tokens.
 
     All responses have the largest length. Token ids and tensors are 0.
     """
@@ -409,13 +409,13 @@ def largest_micro_batch(config: PPOConfig, setup: PPOSetup) -> tuple[ExperienceB
 
 
 class PromptIdentity:
-    """Recognizes the prompts of a checkpoint, whose order `prompts_of_update` depends on."""
+    """Recognizes the prompts of a checkpoint, on whose order `prompts_of_update` depends."""
 
     def __init__(self, prompts: Sequence[EncodedPrompt]) -> None:
         self.values = {"examples": len(prompts), "digest": examples_digest(prompt.ids for prompt in prompts)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return their number and digest."""
+        """Return the number and digest of the prompts."""
         return self.values
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -425,7 +425,7 @@ class PromptIdentity:
 
 @contextmanager
 def save_if_scoring_fails(run: Run, rollout: Rollout, update: int) -> Iterator[None]:
-    """If scoring a rollout fails, save it and name the file in the error: sampling may have taken an hour."""
+    """Save the rollout if scoring fails, and name the file in the error: sampling may have taken an hour."""
     try:
         yield
     except UserError as error:

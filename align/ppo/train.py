@@ -172,7 +172,7 @@ def make_experience(
 
 
 def shape_rewards(config: PPOConfig, signal: TrainingSignal, old: RoleOutputs, lengths: Tensor, kl_coef: float) -> Tensor:
-    """Return the reward [B, T] of each token: the score on the last one, the KL penalty, and those of `signal`."""
+    """Return the reward [B, T] of each token: the score on the last token, the KL penalty, and `signal`'s token rewards."""
     coef = kl_coef if config.kl_in == "reward" else 0.0
     kl = kl_estimate(old.log_probs, old.ref_log_probs, config.kl_estimator)
     rewards = add_kl_penalty(signal.scores, kl, lengths, coef)

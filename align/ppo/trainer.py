@@ -48,27 +48,27 @@ class PPOTrainer:
 
     Args:
         policy: a name or folder, a transformers model, a `PeftModel`, whose active adapter is trained, or a `LoadedModel`.
-            The reference is a frozen copy of it, or its base if a new LoRA adapter is trained.
+            The reference is a frozen copy of the policy, or its base if a new LoRA adapter is trained.
         reward: reward models, combined by `reward_ensemble`, and functions; their weighted sum is the score of a response.
         prompts: a file, folder or hub name, or prompts in memory (`align.batches.encoding.Data`).
         config: all other settings. Its `model`, `prompts`, `validation_prompts`, `reward_model` and
-            `reward_functions` are not read.
-        validation_prompts: fixed prompts that the policy is evaluated on, and by which the best one is kept.
-        tokenizer: of a transformers model.
-        selection_reward_model: a reward model or function that selects the policy to keep, in place of
+            `reward_functions` are ignored.
+        validation_prompts: fixed prompts for evaluation and for selecting the best policy.
+        tokenizer: tokenizer of a transformers model.
+        selection_reward_model: a reward model or function that selects the policy to keep, instead of
             `config.selection.reward_model`.
-        reference: a language model for the KL penalty in place of the initial policy. With a `PeftModel`
-            as policy also the name of another of its adapters, or `base` for its base without adapters.
+        reference: a language model for the KL penalty instead of the initial policy. With a `PeftModel`
+            as policy, also the name of another of its adapters, or `base` for its base without adapters.
         value_model: a sequence classifier with one label, or a language model with TRL's value head, such as
-            `align.trl.AutoModelForSeq2SeqLMWithValueHead` of a T5. It becomes the critic and is trained in place, also
-            beside a LoRA policy; `config.critic` is not read.
-        peft_config: the settings of a new LoRA adapter, in place of `config.lora_r` and its like.
-        optimizers: an optimizer over all trained weights and a scheduler, in place of the settings of learning rates. The
-            scheduler advances once in each update.
-        callbacks: of transformers, or an `align.training.callbacks.TrainerCallbacks` that holds them.
+            `align.trl.AutoModelForSeq2SeqLMWithValueHead` of a T5. It becomes the critic and is trained in place, even
+            with a LoRA policy; `config.critic` is ignored.
+        peft_config: settings of a new LoRA adapter, instead of `config.lora_r` and related settings.
+        optimizers: an optimizer over all trained weights and a scheduler, instead of the learning rate settings. The
+            scheduler advances once per update.
+        callbacks: transformers callbacks, or an `align.training.callbacks.TrainerCallbacks` that holds them.
 
     Raises:
-        UserError: for a mistake in the settings or the data.
+        UserError: if the settings or the data are invalid.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PPOTrainer:
             return train(self.config, self.setup)
 
     def save_model(self, folder: str | Path) -> None:
-        """Save the current policy, which is the last one after `train`, into a folder. Other files in it stay."""
+        """Save the current policy to a folder; after `train`, this is the last policy. Other files in the folder stay."""
         with self.setup.averaged_weights():
             save_policy(self.setup, Path(folder), {}, write=save_model_into)
 
@@ -137,10 +137,10 @@ def trainer_callbacks(
     callbacks: "Sequence[TrainerCallback | type[TrainerCallback]] | TrainerCallbacks",
     lr_scheduler: LRScheduler | None = None,
 ) -> "TrainerCallbacks | None":
-    """Return the callbacks of a run, which receive `lr_scheduler`; None, without importing their module, if there are none.
+    """Return the callbacks of a run, which receive `lr_scheduler`. Without any, return None and do not import their module.
 
     Raises:
-        UserError: if they are not in a list, or one cannot work here.
+        UserError: if they are not a list, or one is not supported.
     """
     if isinstance(callbacks, Sequence) and not callbacks:
         return None
@@ -155,13 +155,13 @@ def trainer_callbacks(
 def split_rewards(
     rewards: Sequence[Reward], argument: str = "reward"
 ) -> tuple[list[RewardModelLike], list[WeightedFunction]]:
-    """The reward models, and the functions with their weights.
+    """Split rewards into reward models and weighted functions.
 
     Args:
-        argument: its name in errors.
+        argument: argument name for error messages.
 
     Raises:
-        UserError: for a module that is no classifier.
+        UserError: if a module is not a classifier.
     """
     models: list[RewardModelLike] = []
     functions: list[WeightedFunction] = []
@@ -194,7 +194,7 @@ def require_separate_weights(policy: object, reference: object, rewards: Sequenc
 
 
 def reward_settings(models: Sequence[RewardModelLike], functions: Sequence[WeightedFunction]) -> dict[str, Any]:
-    """The settings that describe a run's rewards."""
+    """Return the settings that describe a run's rewards."""
 
     def name(model: RewardModelLike) -> str:
         if isinstance(model, LoadedReward):

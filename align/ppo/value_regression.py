@@ -1,11 +1,11 @@
 """Fit the value head in closed form: ridge regression of returns on the critic's hidden states.
 
-A value head that starts at 0 turns scores that are all alike into advantages that depend on the position alone. Whitening
+With a value head that starts at 0, nearly equal scores become advantages that depend only on the position. Whitening
 scales these to unit variance, and several epochs can ruin a policy within one update. Gradient steps on the head have the
-size of the learning rate, however small the error of its values. The head is linear, so regression fits it before the policy
-moves, and again on every rollout.
+size of the learning rate, however small its error is. The head is linear, so a regression fits it before the policy
+changes, and again on every rollout.
 
-Values that a response's own return was fitted to would hide its advantage. The values of a prompt's responses are therefore
+Values fitted to a response's own return would hide its advantage. The values of a prompt's responses are therefore
 cross-fitted: they come from a regression on other prompts, of this rollout and of earlier ones.
 """
 
@@ -20,17 +20,17 @@ from align.models.heads import ValueHead, running_mean
 from align.runtime.distributed import gather_rows, sum_across_processes
 
 RIDGES = tuple(10.0**exponent for exponent in range(-3, 4))
-"""Ridge penalties relative to the mean variance of a hidden unit. Cross-validation selects one, or the mean alone."""
+"""Ridge penalties relative to the mean variance of a hidden unit. Cross-validation selects one, or only the mean."""
 FOLDS = 5
 DECAY = 0.9
-"""Weight of a rollout relative to the next one: the policy, and with it the returns, change."""
+"""Weight of a rollout relative to the next one, because the policy and its returns change."""
 
 
 class ValueRegression:
     """Fits a value head to rollouts.
 
     Attributes:
-        moments: [folds, H + 2, H + 2] sums over tokens of products of [state, 1, return], in float64; None before the first
+        moments: [folds, H + 2, H + 2] sums over tokens of products of [state, 1, return], in float64. None before the first
             rollout. A state is the mean of hidden states up to a token.
     """
 
@@ -43,13 +43,13 @@ class ValueRegression:
     ) -> tuple[Tensor, Tensor] | None:
         """Add a rollout to the regression and fit the head; return cross-fitted and fitted values [B, T] of the rollout.
 
-        Return None for a rollout of a single response, which leaves the head as it is: there is nothing to validate on.
+        Return None for a rollout of a single response, which does not change the head, because it cannot be validated.
 
         Args:
             states: hidden states [n, H] before the tokens of each row that this process computed.
             returns: [B, T] Monte Carlo returns, which do not depend on values.
             lengths: [B] response tokens.
-            samples_per_prompt: neighboring rows that answer one prompt; they stay in one fold.
+            samples_per_prompt: number of adjacent rows with the same prompt, which stay in one fold.
         """
         rows = len(lengths)
         group = samples_per_prompt if rows > samples_per_prompt else 1
@@ -67,7 +67,7 @@ class ValueRegression:
         if self.moments is not None:
             moments += DECAY * self.moments.to(device)
         self.moments = moments
-        # Regressions without a fold are compared on that fold.
+        # Regressions fitted without a fold are validated on it.
         total = moments.sum(0)
         cross_fits = {fold: ridge_regressions(total - moments[fold]) for fold in sorted({*fold_of_row})}
         errors = torch.stack([squared_errors(fit, moments[fold]) for fold, fit in cross_fits.items()]).sum(0)
@@ -88,7 +88,7 @@ class ValueRegression:
         return {"moments": self.moments, "weight": weight, "bias": bias}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         if state:
             device = self.head.linear.weight.device
             self.moments = state["moments"].to(device)
@@ -98,7 +98,7 @@ class ValueRegression:
 def ridge_regressions(moments: Tensor) -> Tensor:
     """Return the coefficients [R + 1, H + 1] of regressions with each of the R `RIDGES`, the constant's last.
 
-    The last regression is the mean alone. The constant is not penalized.
+    The last regression fits only the constant, which is not penalized.
 
     Args:
         moments: [H + 2, H + 2] sums of products of [features, 1, target].
@@ -107,7 +107,7 @@ def ridge_regressions(moments: Tensor) -> Tensor:
     means, target_mean = moments[:-2, -2], moments[-1, -2]
     covariance = moments[:-2, :-2] - means[:, None] * means
     slopes = (moments[:-2, -1] - means * target_mean)[:, None]
-    # At least a little more than rounding, in case all states are equal.
+    # Slightly above rounding error, in case all states are equal.
     scale = torch.maximum(covariance.diagonal().mean(), 1e-9 * moments[:-2, :-2].diagonal().mean() + 1e-30)
     identity = torch.eye(len(means)).to(covariance)
     factors = (torch.linalg.cholesky(covariance + ridge * scale * identity) for ridge in RIDGES)

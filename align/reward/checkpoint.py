@@ -1,8 +1,8 @@
 """The reward model on disk: weights that transformers, PEFT and TRL load as a classifier with one label, and its mean.
 
-`reward.json` holds what those classes have no place for: the mean reward over demonstrations, which is subtracted, and
-how the model was made. `reward_head.safetensors` holds the head for every kind of backbone. Classifiers of other libraries
-are loaded too.
+`reward.json` holds what those classes cannot store: the mean reward over demonstrations, which is subtracted, and the
+origin of the model. `reward_head.safetensors` holds the head for every kind of backbone. Classifiers of other libraries
+can be loaded too.
 """
 
 import math
@@ -51,7 +51,7 @@ class HeadType(NamedTuple):
     metadata_file: str
     name: str
     command: str
-    """The command of `align` that trains one."""
+    """`align` command that trains this kind."""
 
 
 REWARD = HeadType("reward.json", "reward model", "reward")
@@ -65,14 +65,14 @@ class LoadedReward:
     """A reward model from disk.
 
     Attributes:
-        model: called as `RewardModel` is.
+        model: module with the interface of `RewardModel`.
         mean: subtracted from every reward.
-        reads_whole_turns: whether it reads a response to the end of what its template writes after it, as other
-            libraries' reward models do, and not to the token that ends a turn.
+        reads_whole_turns: whether the score is read after all text that the template writes behind a response, as in other
+            libraries' reward models, instead of at the token that ends the turn.
         has_template: False for a classifier whose tokenizer has no chat template.
-        reads_policy_ids: whether it reads the policy's token ids, because its own tokenizer is not known.
-        scores_at_end: whether a response that was cut gets an end token, at which the score is read, as in training. False
-            for other libraries' models, whose training is not known.
+        reads_policy_ids: whether the model reads the policy's token ids, because its tokenizer is unknown.
+        scores_at_end: whether a truncated response gets an end token, at which the score is read, as in training. False for
+            other libraries' models, whose training is unknown.
     """
 
     model: nn.Module
@@ -100,9 +100,9 @@ def save_reward_model(
     """Save a reward model atomically.
 
     Args:
-        state: whole weights by their names in `loaded.backbone.model`.
+        state: full weights by their names in `loaded.backbone.model`.
         head: [1, H] weight of the reward head.
-        metadata: for the kind's metadata file; `mean` at least.
+        metadata: contents of the kind's metadata file; requires `mean`.
         more: further tensors for the file of the head.
     """
     tokenizer = classifier_tokenizer(loaded)
@@ -121,7 +121,7 @@ def save_reward_model(
 
 
 def require_savable_classifier(loaded: LoadedModel) -> None:
-    """Raise a UserError, before training, for a model whose classifier transformers cannot make or save."""
+    """Raise a UserError, before training, if transformers cannot create or save a model's classifier."""
     require_classifier(loaded.backbone)
     if loaded.adapter is None:
         head, pad_id = torch.zeros(1, loaded.backbone.hidden_size), classifier_tokenizer(loaded).pad_token_id
@@ -136,7 +136,7 @@ def classifier_tokenizer(loaded: LoadedModel) -> PreTrainedTokenizerBase:
 
 
 def scorer_folder(source: str) -> str:
-    """Return the folder of a built-in reward model, which is made if missing, or of a run's model; other names as given."""
+    """Return the folder of a built-in reward model, made if missing, or of a run's model. Other names are unchanged."""
     if source in REWARD_MODELS:
         return str(resolve_model(source))
     folder = Path(source)
@@ -180,7 +180,7 @@ def load_head(folder: str, backbone: Backbone, kind: HeadType = REWARD) -> tuple
     """Load the head and the mean of a reward model.
 
     Raises:
-        UserError: if its files are broken, or the head is for states of another width.
+        UserError: if its files are broken, or the width of the head does not match.
     """
     folder = scorer_folder(folder)
     try:
@@ -203,7 +203,7 @@ def load_head(folder: str, backbone: Backbone, kind: HeadType = REWARD) -> tuple
 
 
 def initial_head(source: str, backbone: Backbone, kind: HeadType = REWARD) -> ScalarHead:
-    """Return the head of the model that training starts from, or a new one; raises as `load_head`."""
+    """Return the head of the initial model, or a new one. For errors, see `load_head`."""
     if is_reward_model(source, kind):
         return load_head(source, backbone, kind)[0]
     return ScalarHead(backbone.hidden_size, bias=False)
@@ -212,17 +212,17 @@ def initial_head(source: str, backbone: Backbone, kind: HeadType = REWARD) -> Sc
 def load_reward_model(
     folder: str, dtype: str = "auto", chat_template: str = "auto", kind: HeadType = REWARD, quantization: str = ""
 ) -> LoadedReward:
-    """Load a reward model to score with: adapters merged, nothing trainable.
+    """Load a frozen reward model for scoring, with adapters merged.
 
     Args:
         folder: one of this package, a built-in name, or the folder or hub name of any transformers classifier with one
             label of a decoder or an encoder.
-        chat_template: of a classifier of a decoder whose tokenizer has none.
-        kind: only reward models may be another library's.
-        quantization: as for `load_whole`.
+        chat_template: chat template for a decoder classifier whose tokenizer has none.
+        kind: kind of the model. Only reward models may be from another library.
+        quantization: see `load_whole`.
 
     Raises:
-        UserError: if it is not a model of that kind.
+        UserError: if it is not a model of this kind.
     """
     require_reward_model(folder, kind)
     loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True, quantization=quantization)
@@ -243,7 +243,7 @@ def reward_of_classifier(model: PreTrainedModel, tokenizer: PreTrainedTokenizerB
     """Make a reward model of a transformers classifier in memory, which is changed in place.
 
     Raises:
-        UserError: if it is no classifier with one label.
+        UserError: if the model is not a classifier with one label.
     """
     _require_classifier_class(model)
     return _external_reward("the classifier in memory", from_objects(model, tokenizer, ModelConfig()))
@@ -253,7 +253,7 @@ def reward_that_reads_ids_of(policy: LoadedModel, model: PreTrainedModel) -> Loa
     """Make a reward model of a transformers classifier in memory that reads the policy's token ids as they are.
 
     Raises:
-        UserError: if it is no classifier with one label, or has another vocabulary than the policy.
+        UserError: if the model is not a classifier with one label, or its vocabulary differs from the policy's.
     """
     _require_classifier_class(model)
     name = "the classifier in memory"
@@ -272,10 +272,10 @@ def _require_classifier_class(model: PreTrainedModel) -> None:
 class ExternalRewardModel(RewardModel):
     """A reward model that leaves out padding ids at the end of a text.
 
-    If padding is the token that ends a turn, the model was trained on the state of the token before it, and is read there.
+    If padding is the token that ends a turn, the model was trained to give its score at the token before it.
 
     Args:
-        pad_id: of the classifier's config.
+        pad_id: padding token id in the classifier's config.
     """
 
     def __init__(self, backbone: Backbone, head: ScalarHead, pad_id: int) -> None:
@@ -283,10 +283,10 @@ class ExternalRewardModel(RewardModel):
         self.pad_id = pad_id
 
     def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Rewards [B] of B responses to P prompts; `prompt_of_response` [B] names each response's prompt."""
+        """Return rewards [B] of B responses to P prompts. `prompt_of_response` [B] is the prompt index of each response."""
         written = [self._cut(ids) for ids in response.tolists()]
         device = response.ids.device
-        if not all(written):  # the score of an empty response is that of its prompt, which is cut as well
+        if not all(written):  # an empty response is scored at its prompt, which is truncated as well
             asked = prompt.tolists()
             owner = range(len(asked)) if prompt_of_response is None else prompt_of_response.tolist()
             read = [asked[n] if ids else self._cut(asked[n]) for n, ids in zip(owner, written, strict=True)]
@@ -301,7 +301,7 @@ class ExternalRewardModel(RewardModel):
 
 @torch.no_grad()
 def _external_reward(name: str, loaded: LoadedModel, chat_template: str = "auto") -> LoadedReward:
-    """Return a classifier of another library, which reads whole turns by its own chat template, if it has one.
+    """Return a classifier of another library, which reads full turns with its chat template, if it has one.
 
     The negative of its head's bias is the mean.
     """

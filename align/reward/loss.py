@@ -9,7 +9,7 @@ from torch.nn.functional import logsigmoid
 
 
 class Comparison(NamedTuple):
-    """Two responses of a ranking by their places in it, as labeled; see `Pairs`."""
+    """Two responses of a ranking by index, as labeled; see `Pairs`."""
 
     better: int
     worse: int
@@ -19,16 +19,16 @@ class Comparison(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All pairs of responses of a batch of rankings that a loss is taken on, each [pairs].
+    """All pairs of responses for the loss on a batch of rankings, each [pairs].
 
     Attributes:
         better: index of the better response.
         worse: index of the worse one.
         weight: 1 over the number of pairs in the ranking: every ranking counts as one (InstructGPT, equation 1).
-        distance: how many ranks apart they are.
+        distance: difference of their ranks.
         ranking: index of the ranking.
-        margin: difference of rewards that is asked for.
-        win: probability that the better one is better; 1 if labels are sure.
+        margin: required difference of rewards.
+        win: probability that the better one is better; 1 for certain labels.
     """
 
     better: Tensor
@@ -56,7 +56,7 @@ def compare_by_preference(preferences: Sequence[Sequence[float]], ranks: Sequenc
     Both orders get half of the probability of a tie.
 
     Args:
-        ranks: [K], for `distance`, which is negative where ranks and probabilities disagree.
+        ranks: [K], for `distance`, which is negative if ranks and probabilities disagree.
     """
     found = []
     for i in range(len(ranks)):
@@ -69,7 +69,7 @@ def compare_by_preference(preferences: Sequence[Sequence[float]], ranks: Sequenc
 
 
 def stack_pairs(rankings: Sequence[Sequence[Comparison]], sizes: Sequence[int]) -> Pairs:
-    """Return the pairs of P rankings whose responses are numbered one after another; `sizes` [P] counts those of each."""
+    """Return the pairs of P rankings with consecutive response indices. `sizes` [P] is the number of responses of each."""
     rows: list[tuple[float, ...]] = []
     offset = 0
     for number, (found, size) in enumerate(zip(rankings, sizes, strict=True)):
@@ -93,25 +93,25 @@ def pairs_of(ranks: Sequence[Sequence[int]]) -> Pairs:
 
 
 ROUNDING = 1e-5
-"""Rewards this close are equal: those of equal responses differ by rounding, which depends on their batch."""
+"""Rewards this close are equal: rewards of equal responses differ by rounding, which depends on the batch."""
 
 
 def ordered_rightly(difference: Tensor) -> Tensor:
-    """Return 1 where the better response has the higher reward, one half for equal rewards, else 0 [pairs].
+    """Return 1 if the better response has the higher reward, one half for equal rewards, else 0 [pairs].
 
     Args:
-        difference: [pairs] the reward of the better response minus that of the worse one.
+        difference: [pairs] reward of the better response minus reward of the worse one.
     """
     return 0.5 + 0.5 * difference.sign() * (difference.abs() > ROUNDING)
 
 
 def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
-    """Sum over rankings of the mean over pairs of the cross-entropy of their labels and the Bradley-Terry model.
+    """Return the sum over rankings of the mean cross-entropy between pair labels and the Bradley-Terry model.
 
-    Where labels are sure, that is -log sigmoid(r_better - r_worse - margin).
+    For certain labels, it is -log sigmoid(r_better - r_worse - margin).
 
     Args:
-        rewards: [B] of all responses.
+        rewards: [B] rewards of all responses.
         pairs: from `stack_pairs`, on the same device.
 
     Source: InstructGPT, equation 1; the margin is Llama 2's, section 3.2.2.
@@ -121,9 +121,9 @@ def ranking_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
 
 
 def centering_loss(rewards: Tensor, pairs: Pairs) -> Tensor:
-    """Sum over rankings of the mean over pairs of (r_better + r_worse)^2: keeps rewards near 0.
+    """Return the sum over rankings of the mean over pairs of (r_better + r_worse)^2, which keeps rewards near 0.
 
-    Differences alone leave the level of rewards open; this settles it (Eisenstein et al. 2023, section 3.2).
+    Differences determine rewards only up to a constant; this loss fixes it (Eisenstein et al. 2023, section 3.2).
     """
     return (pairs.weight * (rewards[pairs.better] + rewards[pairs.worse]) ** 2).sum()
 
@@ -133,8 +133,8 @@ def dpo_losses(difference: Tensor, beta: float, label_smoothing: float = 0.0) ->
 
     Args:
         difference: d [pairs], the better response's log-ratio log pi(y|x) - log ref(y|x), in nats, minus the worse one's.
-        beta: the strength of the KL constraint, which is in the log-ratios.
-        label_smoothing: e, the probability that a pair is labeled the wrong way round.
+        beta: strength of the implicit KL constraint.
+        label_smoothing: e, the probability that the label of a pair is flipped.
 
     Source: Rafailov et al. 2023, arXiv 2305.18290, equation 7; smoothing: Mitchell 2023, "A note on DPO with noisy
     preferences and relationship to IPO".

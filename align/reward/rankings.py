@@ -1,4 +1,4 @@
-"""Rankings in memory: how a model reads them, and the metrics of a reward model on them."""
+"""Rankings in memory: scoring by a model, and the metrics of a reward model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ from align.tokenization.encoded import EncodedRanking, SharedPrompt
 Ranked = TypeVar("Ranked", bound=SharedPrompt)
 
 RewardFunctionOfTokens = Callable[[Padded, Padded, Tensor | None], Tensor]
-"""Prompts [P], responses [B] and the prompt of each response [B] (None: one each) to rewards [B]."""
+"""Maps prompts [P], responses [B] and the prompt index of each response [B] (or None) to rewards [B]."""
 
 
 def group_sizes(backbone: Backbone, rankings: Sequence[SharedPrompt]) -> list[int]:
-    """Return the tokens that each ranking, its prompt with all responses, holds in memory."""
+    """Return the number of tokens in memory for each ranking, a prompt with all responses."""
     return [backbone.tokens_in_memory(len(item.prompt), list(map(len, item.responses))) for item in rankings]
 
 
@@ -43,7 +43,7 @@ def group_flops(
     flops: Callable[[FlopsProfile, int, Sequence[int], int], float] = training_flops,
     predicted: Sequence[int] = (),
 ) -> float:
-    """Return the FLOPs of reading a ranking; `predicted` are the tokens of each response that need the vocabulary matrix."""
+    """Return the FLOPs of a ranking. `predicted` are the numbers of tokens per response that need the vocabulary matrix."""
     lengths = list(map(len, ranking.responses))
     if backbone.shares_prompts:
         return flops(profile, len(ranking.prompt), lengths, sum(predicted))
@@ -59,11 +59,11 @@ def score_rankings(
     budget: int,
     accelerator: Accelerator,
 ) -> list[list[float]]:
-    """A number for each response of each ranking, on every process.
+    """Return a number for each response of each ranking, on every process.
 
     Args:
-        read: computes the numbers [B] of some rankings' responses.
-        budget: padded tokens that are read at once.
+        read: function that computes the numbers [B] of the responses of rankings.
+        budget: maximum padded tokens per forward pass.
     """
 
     def score_rows(rows: list[int]) -> list[list[float]]:
@@ -85,16 +85,16 @@ def pack_rankings(rankings: Sequence[SharedPrompt], device: torch.device) -> Pac
 
 
 def reward_rankings(module: RewardFunctionOfTokens, rankings: Sequence[SharedPrompt], device: torch.device) -> Tensor:
-    """Rewards [B] of all responses in order; each prompt is read once if the backbone can share it."""
+    """Return rewards [B] of all responses in order. Each prompt is processed once if the backbone can share it."""
     inputs = pack_rankings(rankings, device)
     return module(inputs.prompt, inputs.response, inputs.prompt_of_response)
 
 
 def label_pairs(rankings: Sequence[EncodedRanking], soft_targets: bool) -> Pairs:
-    """The pairs that a ranking loss is taken on, with their margins and probabilities.
+    """Return the pairs of a ranking loss, with their margins and probabilities.
 
     Args:
-        soft_targets: whether to learn a ranking's `preferences`, where it has them, instead of its ranks.
+        soft_targets: whether to train on a ranking's `preferences`, if it has them, instead of its ranks.
     """
     found = []
     for item in rankings:
@@ -113,12 +113,12 @@ class ScoredRanking:
     ranks: tuple[int, ...]
     rewards: tuple[float, ...]
     lengths: tuple[int, ...]
-    """Response tokens."""
+    """Number of response tokens."""
     category: str | None = None
 
 
 def with_rewards(rankings: Sequence[EncodedRanking], rewards: Sequence[Sequence[float]]) -> list[ScoredRanking]:
-    """Rankings with the rewards of their responses."""
+    """Combine rankings with the rewards of their responses."""
     return [
         ScoredRanking(tuple(item.ranks), tuple(found), tuple(map(len, item.responses)), item.category)
         for item, found in zip(rankings, rewards, strict=True)
@@ -126,7 +126,7 @@ def with_rewards(rankings: Sequence[EncodedRanking], rewards: Sequence[Sequence[
 
 
 def pairs_and_differences(rankings: Sequence[ScoredRanking]) -> tuple[Pairs, Tensor]:
-    """Return all untied pairs, and the reward of each better response minus that of the worse one [pairs]."""
+    """Return all untied pairs, and the reward differences between better and worse response [pairs]."""
     rewards = torch.tensor([reward for item in rankings for reward in item.rewards], dtype=torch.float64)
     pairs = pairs_of([item.ranks for item in rankings])
     return pairs, rewards[pairs.better] - rewards[pairs.worse]
@@ -140,11 +140,11 @@ def mean_loss(rankings: Sequence[ScoredRanking], pairs: Pairs) -> float:
 
 
 CHANCE_LOSS = math.log(2)
-"""The ranking loss of a model that gives all responses the same reward."""
+"""Ranking loss of a model with equal rewards for all responses."""
 
 
 def chance_warning(loss: float | None) -> str:
-    """Return a sentence if a validation loss exceeds that of equal rewards; "" if it does not, or without one."""
+    """Return a sentence if a validation loss exceeds the loss of equal rewards; "" if not, or if the loss is None."""
     if loss is None or not loss > CHANCE_LOSS:
         return ""
     return (
@@ -154,7 +154,7 @@ def chance_warning(loss: float | None) -> str:
 
 
 def ranking_metrics(rankings: Sequence[ScoredRanking]) -> dict[str, float]:
-    """All metrics of a reward model on `rankings`; docs/metrics.md defines each."""
+    """Return all metrics of a reward model on `rankings`; docs/metrics.md defines them."""
     rewards = torch.tensor([value for item in rankings for value in item.rewards], dtype=torch.float64)
     lengths = torch.tensor([value for item in rankings for value in item.lengths], dtype=torch.float64)
     pairs, difference = pairs_and_differences(rankings)

@@ -22,15 +22,15 @@ from align.reward.text_scoring import TextAnswer
 from align.runtime.endpoint import post_json
 
 TOKEN = "ALIGN_SERVE_TOKEN"
-"""The environment variable with the bearer token of server and client."""
+"""Environment variable with the bearer token of server and client."""
 TIMEOUT, RETRIES, PAUSE = 180.0, 5, 2.0
-"""Seconds for one request (OpenRLHF: 180), further attempts, and seconds before the first of them, doubled each time."""
+"""Timeout of a request in seconds (OpenRLHF: 180), number of retries, and seconds before the first retry, then doubled."""
 AT_ONCE, PARALLEL = 64, 8
-"""Answers in one request, and requests at the same time to a server that takes one conversation in each."""
+"""Number of answers per request, and concurrent requests to a server that accepts one conversation each."""
 FORMATS = ("score", "get_reward", "classify", "pooling")
-"""The last part of an address, which names its format."""
+"""Last part of an address, which selects the format."""
 Render = Callable[[Conversation, str], tuple[str, str]]
-"""A conversation and a response to the texts of the prompt and of both, as the policy's chat template writes them."""
+"""Maps a conversation and a response to the text of the prompt, and of both, in the policy's chat template."""
 
 
 def is_url(name: str) -> bool:
@@ -44,11 +44,11 @@ class RemoteRewardModel:
     The environment variable `ALIGN_SERVE_TOKEN` holds the bearer token, if the server requires one.
 
     Args:
-        url: the address, with a path that names the format; without a path, this package's own format.
-        render: for OpenRLHF's format; None: paragraphs with the names of the roles.
+        url: the address, whose path selects the format. Without a path, this package's format.
+        render: renders text for OpenRLHF's format. Default: paragraphs that begin with the role.
 
     Raises:
-        UserError: if the address has no host, or its path is none of the formats.
+        UserError: if the address has no host, or its path names no format.
     """
 
     def __init__(self, url: str, render: Render | None = None) -> None:
@@ -71,7 +71,7 @@ class RemoteRewardModel:
         """Return the score of each response.
 
         Raises:
-            UserError: if the server cannot be reached or refuses, or a score is not a finite number.
+            UserError: if the server cannot be reached or rejects the request, or a score is not a finite number.
         """
         return self.score([TextAnswer(prompt, text) for prompt, text in zip(prompts, responses, strict=True)])
 
@@ -80,7 +80,7 @@ class RemoteRewardModel:
         self._request([TextAnswer(({"role": "user", "content": "Name a color."},), "Blue.")], retries=0)
 
     def score(self, answers: Sequence[TextAnswer], retries: int | None = None) -> list[float]:
-        """Return the score of each answer; raises as a call."""
+        """Return the score of each answer. For errors, see `__call__`."""
         size = 1 if self.format in ("classify", "pooling") else AT_ONCE
         parts = [answers[start : start + size] for start in range(0, len(answers), size)]
         with ThreadPoolExecutor(PARALLEL if size == 1 else 1) as pool:
@@ -124,7 +124,7 @@ class RemoteRewardModel:
                 return list(given["rewards"])
             part = given["data"][0]
             value = part["probs"] if self.format == "classify" else part["data"]
-            while isinstance(value, Sequence) and not isinstance(value, str):  # of several tokens, the last one
+            while isinstance(value, Sequence) and not isinstance(value, str):  # the last of several tokens
                 value = value[-1]
             return [value]
         except (KeyError, IndexError, TypeError) as error:

@@ -25,14 +25,14 @@ from align.tokenization.encoded import EncodedPrompt, PromptResponse, SampledRes
 from align.tokenization.rendering import ChatRenderer
 
 PROMPTS_TRIED = 16
-"""How many of the longest prompts in the policy's tokens are tried in the reward model's tokens."""
+"""Number of longest prompts, by the policy's tokens, to check in the reward model's tokens."""
 
 
 def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
-    """Whether a reward model can read a policy's token ids as they are.
+    """Return whether a reward model can use a policy's token ids unchanged.
 
-    Prompts and turns must be written alike. A classifier without a chat template reads the ids of any policy with its
-    vocabulary.
+    Prompts and turns must be formatted in the same way. A classifier without a chat template accepts the ids of any policy
+    with its vocabulary.
     """
     own = reward.loaded.tokenization
     if reward.reads_policy_ids:
@@ -43,9 +43,9 @@ def reads_ids_of(reward: LoadedReward, policy: Tokenization) -> bool:
 
 
 def knows_tokens_of(own: Tokenization, policy: Tokenization) -> bool:
-    """Whether two tokenizers have the same tokens with the same ids.
+    """Return whether two tokenizers have the same tokens with the same ids.
 
-    Tokens that only pad, such as one that was added to the policy's tokenizer, do not count.
+    Tokens that are only padding, such as one added to the policy's tokenizer, are ignored.
     """
     if isinstance(own, PairTokenization) or isinstance(policy, PairTokenization):
         return False
@@ -62,14 +62,14 @@ def knows_tokens_of(own: Tokenization, policy: Tokenization) -> bool:
 
 
 def separate_special_tokens(chat: ChatRenderer, text: str) -> str:
-    """Return a text with spaces inside each special token that it spells, which is then read in pieces."""
+    """Insert spaces into special tokens that a text spells out, so that they are tokenized in pieces."""
     while (token := chat.spelled_token([text])) is not None:
         text = text.replace(token, " ".join(token) if len(token) > 1 else " ")
     return text
 
 
 def hidden_token(chat: ChatRenderer, text: str) -> str | None:
-    """Return a special token that a text spells only after the tokenizer has replaced letters, such as full-width ones."""
+    """Return a special token that a text spells only after the tokenizer replaces letters, such as full-width ones."""
     normalizer = getattr(getattr(chat.tokenizer, "backend_tokenizer", None), "normalizer", None)
     if normalizer is None or text.isascii():
         return None
@@ -77,7 +77,7 @@ def hidden_token(chat: ChatRenderer, text: str) -> str | None:
 
 
 def normalize_and_separate(chat: ChatRenderer, text: str) -> str:
-    """Return what `separate_special_tokens` does for a tokenizer that first replaces letters, such as full-width ones."""
+    """Apply `separate_special_tokens` for a tokenizer that first replaces letters, such as full-width ones."""
     return separate_special_tokens(chat, unicodedata.normalize("NFKC", text))
 
 
@@ -89,7 +89,7 @@ def without_punctuation(_: ChatRenderer, text: str) -> str:
 REWRITINGS = (separate_special_tokens, normalize_and_separate, without_punctuation)
 """Ways to rewrite a text that the reward model's tokenizer cannot read, the mildest first.
 
-A policy may sample any text, so none may end a run.
+A policy may sample any text, so no text may stop a run.
 """
 
 
@@ -99,12 +99,12 @@ class RewardModelScorer:
 
     Attributes:
         mean: subtracted from every reward.
-        budget: padded tokens that are read at once.
-        tokenization: of the reward model, if it reads other token ids than the policy; texts are then tokenized again.
+        budget: maximum padded tokens per forward pass.
+        tokenization: the reward model's tokenization, if it differs from the policy's. Text is then tokenized again.
         reads_whole_turns: see `LoadedReward`; needs `tokenization`.
-        reads_given_ids: whether prompts that the data holds as token ids are read as they are, with the response's ids.
-        rewritten: the texts that the model's tokenizer could not read as they are.
-        end_id: the end token that a response gets if it was cut, because the score is read there; None: it gets none.
+        reads_given_ids: whether to use prompts given as token ids unchanged, with the response's ids.
+        rewritten: text that had to be changed for the model's tokenizer.
+        end_id: end token appended to truncated responses, because the score is read there. None to append nothing.
     """
 
     module: RewardFunctionOfTokens
@@ -125,7 +125,7 @@ class RewardModelScorer:
     ) -> "RewardModelScorer":
         """Make the scorer of a loaded reward model, for responses of a policy with the tokenization `policy`.
 
-        None: for texts of unknown origin, which it tokenizes itself.
+        If None, responses are text of unknown origin, which the scorer tokenizes.
         """
         loaded = reward.loaded
         profile = flops_profile(loaded.backbone, loaded.adapter)
@@ -147,15 +147,15 @@ class RewardModelScorer:
         )
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[float]:
-        """Rewards minus the mean over demonstrations; the same on every process. Raises: see `score_rows`."""
+        """Return rewards minus the mean over demonstrations, the same on every process. For errors, see `score_rows`."""
         return self.score_rows([self.encode(response) for response in responses])
 
     @torch.no_grad()
     def score_rows(self, rows: Sequence[PromptResponse]) -> list[float]:
-        """`__call__` for prompts and responses in the model's own token ids; rows of one prompt are read together.
+        """Score prompts and responses in the model's token ids. Rows of one prompt are processed together.
 
         Raises:
-            UserError: if a row is longer than the reward model can read.
+            UserError: if a row exceeds the reward model's context length.
         """
         for row in rows:
             if not self.backbone.fits(len(row.prompt), len(row.response)):
@@ -177,11 +177,11 @@ class RewardModelScorer:
         return map_groups(groups, sizes, self.budget, self.accelerator, score_batch)
 
     def encode(self, response: SampledResponse) -> PromptResponse:
-        """A prompt and a response in the token ids of the reward model."""
+        """Return a prompt and a response in the token ids of the reward model."""
         ended = response.ended or self.end_id is not None
         if self.tokenization is None or (self.reads_given_ids and response.given_as_ids):
             rows = vocabulary_rows(self.backbone.model)
-            # A padding token that the policy samples, or an id that is no token: the model may have no row for it.
+            # The policy may sample a padding token, or an id without a token, for which the model has no row.
             prompt, written = ([id for id in ids if id < rows] for ids in (response.prompt_ids, response.ids))
             return PromptResponse(prompt, written if response.ended else self._with_end(prompt, written))
         try:
@@ -224,10 +224,10 @@ class RewardModelScorer:
         """Raise a UserError if the context is too short for the longest prompts with the longest responses.
 
         Args:
-            name: of the model, for the error.
-            new_tokens: of the longest response, in the policy's tokens. The count of another tokenizer is estimated from
+            name: name of the model in error messages.
+            new_tokens: maximum response length, in the policy's tokens. The count of another tokenizer is estimated from
                 the prompts.
-            after: tokens that the model reads after a response, such as a rule.
+            after: number of tokens after a response, such as a rule.
         """
         longest = sorted(prompts, key=lambda prompt: len(prompt.ids))[-PROMPTS_TRIED:]
         if self.tokenization is not None:

@@ -1,4 +1,4 @@
-"""Scores of texts by a reward model, without the policy that wrote them: for files of answers and for a server."""
+"""Scores of text by a reward model, without the policy that wrote it: for files of answers and for a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ class TextAnswer:
     ended: bool = True
 
     def as_sampled(self) -> SampledResponse:
-        """Return it as a scorer reads it that tokenizes texts itself."""
+        """Convert to the input of a scorer that tokenizes text."""
         return SampledResponse(self.prompt, [], [], self.text, self.ended)
 
 
 def text_scorer(reward: LoadedReward, accelerator: Accelerator, batch_tokens: int) -> RewardModelScorer:
-    """Return the scorer of a loaded reward model for texts, which reads `batch_tokens` padded tokens at once."""
+    """Return a loaded reward model's scorer for text, with at most `batch_tokens` padded tokens per forward pass."""
     return RewardModelScorer.from_loaded(reward, None, accelerator, batch_tokens)
 
 
 class TextRewardModel:
-    """A reward model of this package, or any classifier with one label, that scores texts.
+    """A reward model of this package, or any classifier with one label, that scores text.
 
     Args:
         name: a folder, a hub name or a built-in model.
-        batch_tokens: padded tokens that are read at once.
-        chat_template: of a classifier whose tokenizer has none.
-        quantization: format of the weights, see `align.models.quantization`.
+        batch_tokens: maximum padded tokens per forward pass.
+        chat_template: chat template for a classifier whose tokenizer has none.
+        quantization: quantization format of the weights, see `align.models.quantization`.
 
     Raises:
         UserError: if the model cannot be loaded.
@@ -72,19 +72,19 @@ class TextRewardModel:
         return self._score([self.encode(answer, f"answer {number}") for number, answer in enumerate(answers, 1)])
 
     def encode(self, answer: TextAnswer, where: str) -> PromptResponse:
-        """Return the token ids that the model reads; raise a UserError, which begins with `where`, if it cannot."""
+        """Return the model's token ids. Raise a UserError that begins with `where` if the answer does not fit."""
         try:
             return self._fitting(self.scorer.encode(answer.as_sampled()), where)
         except ConversationError as error:
             raise UserError(f"{where}: {error}") from error
 
     def score_rendered(self, texts: Sequence[str], prompts: Sequence[str] = ()) -> list[float]:
-        """Return the rewards of texts that a chat template has rendered, as OpenRLHF sends them.
+        """Return the rewards of text rendered by a chat template, as OpenRLHF sends it.
 
         Args:
-            texts: each the prompt with its response, special tokens included.
-            prompts: the prompt of each; a text that does not begin with its prompt, and all texts without any, are read as
-                one response.
+            texts: prompts with their responses, including special tokens.
+            prompts: prompt of each text. A text that does not begin with its prompt, or has none, is treated as a
+                response without a prompt.
         """
         if isinstance(self.tokenization, PairTokenization):
             raise UserError(f"{self.name} reads prompt and response as a pair: send messages, or a prompt for each query")

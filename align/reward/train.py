@@ -65,9 +65,9 @@ def train(
     held_out: list[EncodedRanking],
     demonstrated: list[EncodedRanking],
 ) -> Path:
-    """Train a reward model from the last checkpoint on; return the folder of the best model.
+    """Train a reward model from the last checkpoint. Return the folder of the best model.
 
-    Rankings in `held_out` choose it, and the mean reward of `demonstrated` becomes 0; both may be empty.
+    Rankings in `held_out` select it, and the mean reward of `demonstrated` becomes 0. Both may be empty.
     """
     run, budget, backbone, lm_weight = engine.run, config.micro_batch_tokens, loaded.backbone, config.lm_loss_weight
     profile = flops_profile(backbone, loaded.adapter)
@@ -125,15 +125,15 @@ def batch_loss(
     lm_weight: float,
     device: torch.device,
 ) -> BatchLoss:
-    """Return the share of a micro-batch in the loss, which is a mean over the rankings of the global batch.
+    """Return a micro-batch's contribution to the loss, which is a mean over the rankings of the global batch.
 
     Args:
         rankings: the micro-batch.
         batch: the global batch.
         model: a `RewardModel`, or a `RewardLanguageModel` if `lm_weight` is not 0.
         soft_targets: see `label_pairs`.
-        centering_weight: of `centering_loss`.
-        lm_weight: of the language-model loss on the best responses.
+        centering_weight: weight of `centering_loss`.
+        lm_weight: weight of the language-model loss on the best responses.
     """
     if lm_weight:
         inputs = pack_rankings(rankings, device)
@@ -161,12 +161,12 @@ def batch_loss(
 
 
 class RewardLanguageModel(RewardModel):
-    """A reward model that also predicts tokens, for a language-model loss beside that of its rewards."""
+    """A reward model that also predicts tokens, for a language-model loss in addition to the ranking loss."""
 
     def forward(  # type: ignore[override]
         self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Rewards [B]; with `mask` [B, T] bool also the log-probs [B, T] of the response tokens where it holds."""
+        """Return rewards [B], and with `mask` [B, T] bool also the log-probs [B, T] of response tokens where it is true."""
         if mask is None:
             return super().forward(prompt, response, prompt_of_response)
         with self.backbone.adapter(self.adapter_name):
@@ -177,12 +177,12 @@ class RewardLanguageModel(RewardModel):
 
 
 def best_tokens(ranking: EncodedRanking) -> list[int]:
-    """Return the tokens of each response that the language-model loss is taken on: those of the best responses."""
+    """Return the number of language-model loss tokens per response: all tokens of the best responses, else 0."""
     return [count if rank == 1 else 0 for count, rank in zip(ranking.written_tokens, ranking.ranks, strict=True)]
 
 
 def example_flops(backbone: Backbone, profile: FlopsProfile, ranking: EncodedRanking, lm_weight: float) -> float:
-    """Return the FLOPs of learning from a ranking."""
+    """Return the training FLOPs of a ranking."""
     return group_flops(backbone, profile, ranking, predicted=best_tokens(ranking) if lm_weight else ())
 
 
@@ -191,8 +191,8 @@ def evaluate(
 ) -> tuple[dict[str, float], list[ScoredRanking]]:
     """Return metrics on held-out rankings, equal on every process, and the rankings with their rewards.
 
-    The loss has the targets of training; a loss above that of equal rewards is printed as a warning. The other metrics, and
-    the rankings that are returned, leave out ties.
+    The loss uses the training targets. Print a warning if it exceeds the loss of equal rewards. The other metrics, and the
+    returned rankings, leave out ties.
     """
     if not held_out:
         return {}, []
@@ -216,7 +216,7 @@ def evaluate_and_save(
     soft_targets: bool,
     metrics: dict[str, float],
 ) -> dict[str, float]:
-    """Evaluate the model and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    """Evaluate the model and save it if it is the best; return the update's `metrics` with the evaluation's."""
     budget = loop.run.optimization.micro_batch_tokens
     evaluation, scored = evaluate(loop.engine, loaded.backbone, held_out, budget, soft_targets)
     metrics = metrics | evaluation
@@ -262,10 +262,10 @@ def save(
 
 
 def build_module(loaded: LoadedModel, head: ScalarHead, name: str, with_lm_loss: bool) -> RewardModel:
-    """Return the module that is trained: with a language-model loss, the vocabulary matrix too.
+    """Return the module to train, which includes the vocabulary matrix if there is a language-model loss.
 
     Raises:
-        UserError: for a language-model loss on a model without that matrix.
+        UserError: if a language-model loss is requested for a model without a vocabulary matrix.
     """
     if not with_lm_loss:
         freeze_unused_lm_head(loaded.backbone)
@@ -276,13 +276,13 @@ def build_module(loaded: LoadedModel, head: ScalarHead, name: str, with_lm_loss:
 
 
 def encode_demonstrated(data: Data, loaded: LoadedModel, limits: Limits, skip_bad_rows: bool) -> list[EncodedRanking]:
-    """Return demonstrations as rankings of one response, the one that a person wrote: for the mean reward."""
+    """Return demonstrations as rankings of one response, the human-written one, for the mean reward."""
 
     def encode_one(record: Demonstration, apply_limits: ApplyLimits) -> Iterator[EncodedRanking]:
         complete = replace(record, finish_reason=None)  # a score is read at the end token
         example = encode_demonstration(loaded.tokenization, complete, one_row=False)[-1]
         kept = apply_limits(example.prompt, example.response)
-        assert kept is not None  # too long a text is truncated
+        assert kept is not None  # long text is truncated
         yield EncodedRanking(kept.prompt, [kept.response], [1])
 
     limits = Limits(limits.prompt, limits.response, "truncate")
@@ -296,8 +296,8 @@ class RewardTrainer:
         trainer = RewardTrainer("smollm2-135m", rankings, RewardConfig(output_dir="runs/reward"))
         folder = trainer.train()
 
-    Arguments are those of `SFTTrainer`; an adapter of a `LoadedModel` is called `reward`. `demonstrations` are those whose
-    mean reward becomes 0.
+    For arguments, see `SFTTrainer`. The adapter of a `LoadedModel` must be named `reward`. The mean reward of
+    `demonstrations` becomes 0.
     """
 
     @making_trainer()
@@ -343,7 +343,7 @@ class RewardTrainer:
         self.engine = build_engine(run, module, updates, groups)
 
     def train(self) -> Path:
-        """Train from the last checkpoint on; return the folder of the best model."""
+        """Train from the last checkpoint. Return the folder of the best model."""
         with self.run:
             if self.config.dry_run:
                 measure = measured_on("validation_data", self.held_out, soft_targets=self.config.soft_targets)

@@ -34,7 +34,7 @@ MEASURED_SIZE, MEASURED_SECONDS = {"cpu": 1024, "cuda": 8192}, 0.1
 
 
 class Matrices(NamedTuple):
-    """Number of matrix weights that a token is multiplied with."""
+    """Number of matrix weights that are multiplied with a token."""
 
     trained: int = 0
     frozen: int = 0

@@ -29,7 +29,7 @@ LINE_INTERVAL = 10.0
 
 
 class RemainingColumn(ProgressColumn):
-    """Shows the remaining time of a display. Rich's own column forgets steps that take longer than 30 seconds."""
+    """Shows the remaining time of a display. Rich's column ignores steps that take longer than 30 seconds."""
 
     def __init__(self, display: "ProgressDisplay") -> None:
         super().__init__()

@@ -219,7 +219,7 @@ NOTHING = 2**31
 
 
 class LayerGathering:
-    """Gathers a model's weights layer by layer, for processes that read different rows and numbers of tokens.
+    """Gathers a model's weights layer by layer, for processes with different rows and numbers of tokens.
 
     Before each layer, the processes agree on the earliest layer that any of them needs, and all take part in gathering it.
     Processes that do not need this layer release it again, so no process waits forever. DeepSpeed's own hooks would require

@@ -19,14 +19,14 @@ from align.training.engine import TrainEngine
 from align.training.memory import GIB, Memory, cache_bytes
 
 SHARE_OF_FREE_MEMORY = 0.5
-"""Of the memory that weights and optimizer leave, the share that sampling uses. While a token is appended to the cache or a
-row leaves it, one layer is there twice, and torch keeps freed blocks of sizes that no longer fit."""
+"""Fraction of the memory remaining after weights and optimizer that sampling uses. While the cache grows or drops a row, one
+layer is in memory twice, and torch keeps freed blocks of sizes that no longer fit."""
 
 
 class SamplingEngine(Protocol):
     """Samples from the current policy.
 
-    PPO learns from the policy's own log-probs. Those that the engine reports are used for a metric and importance weights.
+    PPO trains on log-probs that the policy computes. The engine's log-probs are used for a metric and importance weights.
     """
 
     def sample(self, prompts: Sequence[list[int]], sampling: SamplingParams, seed: SeedKey) -> Responses:
@@ -34,7 +34,7 @@ class SamplingEngine(Protocol):
 
         Args:
             prompts: token ids; none may be empty.
-            seed: parts of the seed. The random numbers of a row depend only on the seed and the row's number.
+            seed: parts of the seed. The random numbers of a row depend only on the seed and the row index.
 
         Raises:
             UserError: if the engine cannot be used; on every process.
@@ -104,7 +104,7 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
     """Create the engine selected by `config.engine`.
 
     Args:
-        longest: tokens of the longest prompt and response together.
+        longest: maximum tokens of a prompt and its response.
 
     Raises:
         UserError: if vLLM is not installed or cannot serve this model, or if its server cannot be used.
@@ -129,12 +129,12 @@ def make_engine(config: EngineConfig, train_engine: TrainEngine, loaded: LoadedM
 def sampling_tokens(memory: Memory, backbone: Backbone, width: int) -> int:
     """Return the cache size in tokens: the default on a CPU, half of the free memory on a GPU.
 
-    It is rounded down to a power of two: a resumed run with a little more or less free memory then cuts the same batches and
-    samples the same bits.
+    It is rounded down to a power of two, so that a resumed run with slightly different free memory forms the same batches
+    and samples the same bits.
 
     Args:
-        memory: of a run whose estimate has been made.
-        width: tokens of the longest prompt and response together.
+        memory: memory of a run with an existing estimate.
+        width: maximum tokens of a prompt and its response.
     """
     if memory.device.type == "cpu":
         return SamplingParams.batch_tokens

@@ -1,7 +1,7 @@
 """Batched sampling with the model.
 
 The random numbers of each row are drawn before sampling starts. In float32 a row's text therefore does not depend on its
-batch or the number of processes. In bfloat16 the logits of a row round differently in another batch, which changes texts.
+batch or the number of processes. In bfloat16 the logits of a row round differently in another batch, so text may change.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ class SamplingParams:
     """Sampling parameters.
 
     Attributes:
-        max_new_tokens: longest response, including its end token.
-        temperature: sampling temperature; 0: the likeliest token.
-        top_k, top_p: 0 and 1 do not truncate the distribution, as PPO needs it; other values are for evaluation.
-        batch_tokens: prompt and response tokens in the cache at once.
-        stop_ids: ids that end a response in place of the end tokens; empty: nothing does; None: those of the model.
+        max_new_tokens: maximum response length, including the end token.
+        temperature: sampling temperature. 0 for greedy decoding.
+        top_k, top_p: 0 and 1 do not truncate the distribution, as PPO requires. Other values are for evaluation.
+        batch_tokens: maximum number of prompt and response tokens in the cache.
+        stop_ids: stop token ids. If empty, responses have the full length. Default: the model's end tokens.
     """
 
     max_new_tokens: int

@@ -45,7 +45,7 @@ class FewShotConfig(Settings):
         """Build the few-shot prompt from the first single-turn demonstrations.
 
         Raises:
-            UserError: if the demonstrations cannot be read, or fewer of them are so short.
+            UserError: if the demonstrations cannot be read, or too few are short enough.
         """
         source, count = self.few_shot_data, self.num_few_shot
         records = read_records(source, Demonstration) if count else []
@@ -73,7 +73,7 @@ class AnsweringConfig(Settings):
     top_p: float = option(1.0, "Nucleus (top-p) sampling. 1 disables it.", gt=0, le=1)
 
     def sampling(self, batch_tokens: int) -> SamplingParams:
-        """Return the same settings as `sample` takes them."""
+        """Return the settings as arguments of `sample`."""
         return SamplingParams(self.max_new_tokens, self.temperature, self.top_k, self.top_p, batch_tokens)
 
 

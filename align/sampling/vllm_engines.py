@@ -1,6 +1,6 @@
 """Sampling with vLLM through TRL: on a server with separate GPUs, or inside the training processes.
 
-The policy's weights are sent before each rollout, by the names of a plain checkpoint. Each row has its own seed.
+The policy's weights are sent before each rollout, under the names of a plain checkpoint. Each row has a separate seed.
 """
 
 import math
@@ -53,7 +53,7 @@ class VLLMServer:
     Only the main process talks to the server, and shares the results with the others.
 
     Args:
-        longest: tokens of the longest prompt and response together.
+        longest: maximum tokens of a prompt and its response.
 
     Raises:
         UserError: if the server cannot be reached, serves another model, or takes no weights; on every process.
@@ -134,7 +134,7 @@ class VLLMServer:
             pool.shutdown(cancel_futures=True)
 
     def _sample_row(self, prompt: list[int], sampling: SamplingParams, seed: int) -> Row:
-        # Stop at these ids only; the server would add those of its checkpoint's generation_config.json.
+        # Stop at these ids only; the server would add the ids in its checkpoint's generation_config.json.
         stops = sampling.stops(self.loaded.tokenization.end_ids)
         parameters = {"seed": seed, "ignore_eos": True, "stop_token_ids": sorted(stops)}
         with self._server_errors("sampling"):
@@ -240,10 +240,10 @@ class _TimeoutAdapter(HTTPAdapter):
 class VLLMColocate:
     """vLLM inside the training processes, on their GPUs.
 
-    Each process holds a full copy of the policy in vLLM, in addition to the trained one, and samples its share of the rows.
+    Each process holds a full copy of the policy in vLLM, in addition to the trained one, and samples its part of the rows.
 
     Args:
-        longest: tokens of the longest prompt and response together.
+        longest: maximum tokens of a prompt and its response.
 
     Raises:
         UserError: if vLLM cannot be started here.
@@ -294,7 +294,7 @@ class VLLMColocate:
                 max_tokens=sampling.max_new_tokens,
                 logprobs=0,
                 seed=seed,
-                # Stop at these ids only; vLLM would add those of the checkpoint's generation_config.json.
+                # Stop at these ids only; vLLM would add the ids in the checkpoint's generation_config.json.
                 ignore_eos=True,
                 stop_token_ids=sorted(stops),
                 detokenize=False,
@@ -349,7 +349,7 @@ def require_answer(row: Row, max_new_tokens: int, loaded: LoadedModel, stops: fr
     """Reject an impossible response. `stops` are the stop token ids.
 
     Raises:
-        ValueError: if it is empty, too long, truncated, continues after its end, or holds an impossible token or log-prob.
+        ValueError: if it is empty, too long, truncated, continues after its end, or has an impossible token or log-prob.
     """
     ids, log_probs = row
     vocabulary = int(loaded.backbone.model.config.vocab_size)

@@ -21,7 +21,7 @@ def require_servable(backbone: Backbone, adapter: str | None) -> None:
     """Reject adapters that cannot be merged into the base weights.
 
     Raises:
-        UserError: for anything but plain LoRA, and for LoRA on a vocabulary matrix that reads and writes (tied).
+        UserError: if the adapter is not plain LoRA, or adapts tied input and output embeddings.
     """
     model = backbone.model
     if quantization := quantization_of(model.config):
@@ -53,8 +53,8 @@ def _base(layer: nn.Module) -> nn.Module:
 def served_weights(backbone: Backbone, adapter: str | None) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight of the policy, tied weights once.
 
-    The base is not changed. PEFT's own merging adds to it in place and subtracts afterward, which moves a bfloat16 base by a
-    rounding error each time, and that base is the reference of PPO's KL.
+    The base is not changed. PEFT merges by adding to the base in place and subtracting afterward. Each time, this would
+    change a bfloat16 base, the reference of PPO's KL, by a rounding error.
     """
     for name, weight, layer in _weights_with_layers(backbone, adapter):
         whole = weight.data

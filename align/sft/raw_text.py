@@ -1,4 +1,4 @@
-"""Raw text as training data: documents cut into pieces, from which an objective makes other examples in each update."""
+"""Raw text as training data: documents split into pieces, from which an objective draws new examples in each update."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ from align.training.data_order import DataOrder
 
 
 class RawText:
-    """Reads pieces of text, and makes training examples of them.
+    """Reads pieces of text, and creates training examples from them.
 
-    A piece is an example without a prompt. `examples` draws which of its tokens are masked, or where it is split. Each
+    A piece is an example without a prompt. `examples` draws its masked tokens, or the position of the split. Each
     epoch has other targets.
 
     Args:
         tokens: length of a piece.
-        seed: decides the draws.
+        seed: seed of the random draws.
 
     Raises:
         UserError: if the tokenizer lacks the tokens that the objective needs.
@@ -36,7 +36,7 @@ class RawText:
         """Return the pieces of all documents.
 
         Raises:
-            UserError: for data that cannot be read, or without a piece of two tokens.
+            UserError: if the data cannot be read, or no piece has two tokens.
         """
         pieces: list[EncodedDemonstration] = []
         for text, ids in self.objective.documents(data, self.skip_bad_rows):
@@ -54,7 +54,7 @@ class RawText:
         return self.examples(self.read(data), 0)
 
     def examples(self, pieces: Sequence[EncodedDemonstration], update: int) -> list[EncodedDemonstration]:
-        """Return inputs and targets of pieces, the same for the same update; update 0 is for validation."""
+        """Return inputs and targets of pieces, which depend only on the update. Update 0 is for validation."""
         random = generator(self.seed, RngStream.TEXT_OBJECTIVE, update)
         examples = []
         for piece in pieces:

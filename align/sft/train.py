@@ -48,7 +48,7 @@ def train(
     order: DataOrder[EncodedDemonstration],
     held_out: list[EncodedDemonstration],
 ) -> Path:
-    """Fine-tune a model from the last checkpoint on; return the folder of the best one on `held_out`, or of the last."""
+    """Fine-tune a model from the last checkpoint. Return the folder of the best model on `held_out`, or of the last."""
     run, budget, prompt_weight = engine.run, config.micro_batch_tokens, config.prompt_loss_weight
     profile = flops_profile(loaded.backbone, loaded.adapter)
     loss_of = partial(batch_loss, engine.module, prompt_weight=prompt_weight, device=run.accelerator.device)
@@ -86,7 +86,7 @@ def batch_loss(
     prompt_weight: float,
     device: torch.device,
 ) -> BatchLoss:
-    """Return the share of a micro-batch in the loss, which is a mean over the tokens of the global batch.
+    """Return a micro-batch's contribution to the loss, which is a mean over the tokens of the global batch.
 
     Args:
         examples: the micro-batch.
@@ -120,7 +120,7 @@ def compute_targets(
 ) -> TargetLogProbs:
     """Compute the log-probs of all tokens in the loss.
 
-    With `with_prompt`, all of the prompt but its first token is treated as part of the response.
+    With `with_prompt`, the prompt except its first token is treated as part of the response.
     """
     cuts = [1 if with_prompt else len(example.prompt) for example in examples]
     tails = [example.prompt[cut:] for example, cut in zip(examples, cuts, strict=True)]
@@ -135,19 +135,19 @@ def compute_targets(
 
 
 def token_counts(examples: Sequence[EncodedDemonstration]) -> list[int]:
-    """Return the tokens of prompt and response of each example."""
+    """Return the number of prompt and response tokens of each example."""
     return [len(example.prompt) + len(example.response) for example in examples]
 
 
 def example_flops(profile: FlopsProfile, example: EncodedDemonstration, prompt_weight: float) -> float:
-    """Return the FLOPs of learning from an example."""
+    """Return the training FLOPs of an example."""
     predicted = sum(example.loss_mask) + (len(example.prompt) - 1 if prompt_weight else 0)
     return training_flops(profile, len(example.prompt), [len(example.response)], predicted)
 
 
 @torch.no_grad()
 def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: int) -> dict[str, float]:
-    """Return the loss on held-out demonstrations, equal on every process; nothing without any."""
+    """Return the loss on held-out demonstrations, equal on every process; empty without any."""
     if not held_out:
         return {}
     accelerator = engine.accelerator
@@ -164,7 +164,7 @@ def evaluate(engine: TrainEngine, held_out: list[EncodedDemonstration], budget: 
 def evaluate_and_save(
     loop: EpochLoop, loaded: LoadedModel, held_out: list[EncodedDemonstration], data: str, metrics: dict[str, float]
 ) -> dict[str, float]:
-    """Evaluate the model and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    """Evaluate the model and save it if it is the best; return the update's `metrics` with the evaluation's."""
     metrics = metrics | evaluate(loop.engine, held_out, loop.run.optimization.micro_batch_tokens)
     if is_best := loop.is_best(metrics):
         save(loaded, loop.engine, data, metrics)
@@ -181,7 +181,7 @@ def save(loaded: LoadedModel, engine: TrainEngine, data: str, metrics: dict[str,
 
 
 def require_prompt_in_row(loaded: LoadedModel, prompt_weight: float) -> None:
-    """Raise a UserError for a loss on the prompt of a model that does not predict prompt tokens."""
+    """Raise a UserError if the loss includes the prompt but the model does not predict prompt tokens."""
     if prompt_weight and not loaded.backbone.causal:
         raise UserError(
             "prompt_loss_weight: this model does not predict prompt tokens, because of its encoder or prefix_lm; set it to 0"
@@ -197,15 +197,15 @@ class SFTTrainer:
 
     Args:
         model: a name or folder, a transformers model or a `PeftModel` with its `tokenizer`, or a `LoadedModel`.
-        train_data: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`); several are a
-            `Mixture`, or names separated by commas.
-        config: all other settings. Its `model` and its names of data are not read.
-        validation_data: held-out data, by which the best model is chosen.
-        tokenizer: of a transformers model.
-        peft_config: the settings of a new LoRA adapter, in place of `config.lora_r` and its like.
+        train_data: a file, folder or hub name, or records in memory (`align.batches.encoding.Data`); for several,
+            a `Mixture` or names separated by commas.
+        config: all other settings. Its `model` and data settings are ignored.
+        validation_data: held-out data for selecting the best model.
+        tokenizer: tokenizer of a transformers model.
+        peft_config: settings of a new LoRA adapter, instead of `config.lora_r` and related settings.
 
     Raises:
-        UserError: for a mistake in the settings or the data.
+        UserError: if the settings or the data are invalid.
     """
 
     @making_trainer()
@@ -243,7 +243,7 @@ class SFTTrainer:
         self.engine = build_engine(run, module, updates, groups)
 
     def train(self) -> Path:
-        """Train from the last checkpoint on; return the folder of the best model."""
+        """Train from the last checkpoint. Return the folder of the best model."""
         with self.run:
             if self.config.dry_run:
                 measure = measured_on("validation_data", self.held_out)

@@ -154,7 +154,7 @@ class ChatRenderer:
     Args:
         tokenizer: tokenizer, whose `chat_template` is replaced.
         chat_template: see `choose_template`. For a tokenizer without a template, `auto` is `plain`.
-        encoder_decoder: whether an encoder reads the prompt.
+        encoder_decoder: whether the model is an encoder-decoder.
         reads_pairs: whether the model reads text pairs. The template then defaults to `raw` and is not completed.
 
     Raises:

@@ -26,23 +26,23 @@ FIRED = ("on_train_begin", "on_log", "on_step_end", "on_save", "on_train_end")
 
 
 class _History(list[dict[str, float]]):
-    """Lines of metrics, whose copy shares them: they never change, and a run copies its state in every update."""
+    """Lines of metrics. Copies share them because they never change, and a run copies its state in every update."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_History":
         return _History(self)
 
 
 class TrainerCallbacks:
-    """The callbacks of a run, and the state and the control that they share.
+    """The callbacks of a run, with their shared state and control.
 
     Checkpoints hold the metric history and the states of the callbacks. They are also written to `trainer_state.json` in the
     run folder after each checkpoint and at the end of training, for other programs.
 
     Args:
-        callbacks: objects or classes; transformers' `DefaultFlowCallback` is put before them.
-        args: the arguments that callbacks receive; None: made of the run's settings.
-        state: the state that callbacks receive; None: a new one.
-        lr_scheduler: the scheduler that callbacks receive.
+        callbacks: objects or classes. transformers' `DefaultFlowCallback` is inserted before them.
+        args: arguments that callbacks receive. Default: built from the run's settings.
+        state: state that callbacks receive. Default: a new state.
+        lr_scheduler: scheduler that callbacks receive.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class TrainerCallbacks:
     ) -> None:
         """Bind the callbacks to a run of `total` updates, before `Run` calls the methods below.
 
-        They get the `objects` `model`, `processing_class`, `optimizer` and `lr_scheduler`. An update reads
-        `epochs_per_update` of the prompts.
+        They get the `objects` `model`, `processing_class`, `optimizer` and `lr_scheduler`. An update is
+        `epochs_per_update` passes over the prompts.
         """
         self.accelerator, self.epochs_per_update = accelerator, epochs_per_update
         self.path = Path(config.output_dir) / STATE_FILE
@@ -116,7 +116,7 @@ class TrainerCallbacks:
         self.control = self.handler.on_log(self.args, self.state, self.control, logs)
 
     def step_end(self, update: int) -> tuple[bool, bool]:
-        """Fire `on_step_end`; return whether to save and whether to stop, which a wish of one process decides for all."""
+        """Fire `on_step_end`. Return whether to save and whether to stop, which any process can request for all."""
         self.state.global_step, self.state.epoch = update, update * self.epochs_per_update
         self.control = self.handler.on_step_end(self.args, self.state, self.control)
         wishes = (self.control.should_save, self.control.should_training_stop)
@@ -138,7 +138,7 @@ class TrainerCallbacks:
         return [part for part in (*self.handler.callbacks, self.control) if isinstance(part, ExportableState)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metric history, and the states of callbacks by the name of their class."""
+        """Return the metric history and the states of callbacks by class name."""
         return {"log_history": _History(self.state.log_history), "callbacks": self._states()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class TrainerCallbacks:
 
     def _write_state(self) -> None:
         states = self._states()
-        # As transformers writes them: a list only where a class has several objects.
+        # As transformers writes them: a list only if a class has several objects.
         single = {name: saved[0] if len(saved) == 1 else saved for name, saved in states.items()}
         self.state.stateful_callbacks = single  # type: ignore[assignment]
         if self.accelerator.is_main_process:
@@ -166,10 +166,10 @@ class TrainerCallbacks:
 
 
 def require_callbacks(callbacks: Any) -> None:
-    """Refuse anything but a list of callbacks, and an `EarlyStoppingCallback`, which reads evaluations of `Trainer`.
+    """Reject anything but a list of callbacks, and an `EarlyStoppingCallback`, which needs evaluations of `Trainer`.
 
     Raises:
-        UserError: names the wrong object.
+        UserError: if the callbacks are invalid; names the wrong object.
     """
     if not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks: must be a list, not {type(callbacks).__name__}; give callbacks=[...]")
@@ -185,7 +185,7 @@ def require_callbacks(callbacks: Any) -> None:
 
 
 def unfired_methods(callbacks: Sequence[TrainerCallback]) -> list[str]:
-    """Return the methods of callbacks, other than transformers' own, for events that `TrainerCallbacks` never fires."""
+    """Return the methods that custom callbacks define for events that `TrainerCallbacks` never fires."""
     kinds = [type(callback) for callback in callbacks if not type(callback).__module__.startswith("transformers.")]
     return [
         f"{kind.__name__}.{name}"

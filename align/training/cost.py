@@ -10,7 +10,7 @@ HOURS = "cost/device_hours"
 
 
 def cost_metrics(config: RunConfig, device_hours: float) -> dict[str, float]:
-    """Return the costs of a run; none if neither power nor price of its devices is known.
+    """Return the costs of a run; empty if neither power nor price of its devices is known.
 
     Args:
         device_hours: hours times processes, since the first start of the run.
@@ -30,7 +30,7 @@ def cost_metrics(config: RunConfig, device_hours: float) -> dict[str, float]:
 def hours_in(metrics: Path) -> float:
     """Return the device hours in the last complete line of a metrics file; 0 without a file or without them.
 
-    Lines after the checkpoint that is resumed count too: their updates are repeated, but have been paid for.
+    Lines after the resumed checkpoint count too: their updates are repeated, but were paid for.
     """
     hours = 0.0
     for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else ():

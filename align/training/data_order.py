@@ -24,7 +24,7 @@ LABELS = "labels"
 LABEL_FIELDS = ("ranks", "margin", "preferences", "rules", "targets", "attributes")
 """The labels of all kinds of examples, besides `loss_mask`."""
 PLANNED_UPDATES = 200
-"""The largest micro-batch is that of at most this many updates."""
+"""Maximum number of updates that are searched for the largest micro-batch."""
 
 
 @dataclass(kw_only=True)
@@ -44,29 +44,29 @@ class EpochConfig(Settings):
 
     @property
     def limits(self) -> Limits:
-        """How long prompts and responses may be."""
+        """Length limits of prompts and responses."""
         return Limits(self.max_prompt_tokens, self.max_response_tokens, self.overlong)
 
 
 class DataOrder(Generic[Example]):
-    """The order of training examples; a part of checkpoints.
+    """The order of training examples, which checkpoints store.
 
-    An epoch has as many examples as the sources have together. A source's share of it is its rate, as in T5 (Raffel et
-    al. 2020, section 3.5.2): weight x min(examples, cap), to the power 1 / temperature, divided by the sum over the
-    sources. A source whose share is smaller or larger than itself continues in the next epoch where it stopped in this one,
-    and after its last example starts again in a new order. With the default rates, an epoch is one pass over everything.
+    An epoch has as many examples as all sources together. The rate of a source is its fraction of the epoch, as in T5
+    (Raffel et al. 2020, section 3.5.2). It is weight x min(examples, cap), to the power 1 / temperature, divided by the sum
+    over all sources. A source that an epoch does not cover exactly once continues in the next epoch where it stopped, and
+    starts again in a new order after its last example. With the default rates, an epoch is one pass over all examples.
 
     Args:
         mixed: the examples of all sources.
-        batch_size: examples of one update.
-        cap: examples above which a larger source gets no larger share; 0: none.
-        temperature: of the shares; 1: as large as the sources are.
+        batch_size: number of examples per update.
+        cap: maximum size that counts for the rate of a source, in examples. 0 for no limit.
+        temperature: temperature of the rates. 1 makes them proportional to source size.
 
     Attributes:
-        counts: examples of each source in an epoch.
+        counts: number of examples of each source per epoch.
 
     Raises:
-        UserError: if a rate is so low that a source would have no example in an epoch.
+        UserError: if a rate is so low that a source has no examples in an epoch.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class DataOrder(Generic[Example]):
         return epochs * self.updates_per_epoch
 
     def batch(self, update: int) -> list[Example]:
-        """Return the examples of an update, which is counted from 1."""
+        """Return the examples of an update, counted from 1."""
         return [self.examples[row] for row in self.rows(update)]
 
     def over(self, examples: list[Other]) -> "DataOrder[Other]":
-        """Return this order over other examples, which stand for these one by one."""
+        """Return this order over other examples that correspond to these one by one."""
         order = cast(DataOrder[Other], copy.copy(self))
         order.examples = examples
         return order
@@ -98,7 +98,7 @@ class DataOrder(Generic[Example]):
             yield self.batch(update)
 
     def rows(self, update: int) -> list[int]:
-        """Return the indices of the examples of an update, which is counted from 1."""
+        """Return the indices of the examples of an update, counted from 1."""
         epoch, place = divmod(update - 1, self.updates_per_epoch)
         drawn = numpy.concatenate([self._drawn(source, epoch) for source in range(len(self.sizes))])
         order = generator(self.seed, RngStream.DATA_ORDER, epoch).permutation(len(drawn))
@@ -106,16 +106,16 @@ class DataOrder(Generic[Example]):
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what identifies the examples. An update's number decides which of them it reads."""
+        """Return the identity of the examples. The update number determines the examples of an update."""
         identity = {"examples": len(self.examples), "digest": self.digest, LABELS: self.labels}
         return identity | {"sizes": self.sizes, "counts": self.counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise a UserError unless the examples are those of a checkpoint; an older one has no digest of their labels."""
+        """Raise a UserError if the examples differ from a checkpoint's. Older checkpoints have no digest of the labels."""
         require_same_examples("the training examples", {LABELS: self.labels, **state}, self.state_dict())
 
     def _drawn(self, source: int, epoch: int) -> numpy.ndarray:
-        """A source's part of an epoch: its whole passes, and parts of passes in a separate order."""
+        """Return a source's part of an epoch: full passes, and partial passes in a separate order."""
         size, count = self.sizes[source], self.counts[source]
         start, stop = epoch * count, (epoch + 1) * count
         parts = []
@@ -132,7 +132,7 @@ class DataOrder(Generic[Example]):
 
 
 def _counts(sizes: list[int], weights: Sequence[float], cap: int, temperature: float) -> list[int]:
-    """Examples of each source in an epoch, by the method of largest remainders."""
+    """Return the number of examples of each source per epoch, by the largest remainder method."""
     if len(set(weights)) == 1 and not cap and temperature == 1:
         return sizes
     capped = [min(size, cap or size) for size in sizes]
@@ -162,7 +162,7 @@ def examples_digest(examples: Iterable[Any]) -> str:
 
 
 def labels_digest(examples: Iterable[Any]) -> str:
-    """Return a digest of the labels of examples in their order: ranks and other values that are no token ids."""
+    """Return a digest of the labels of examples, in order: ranks and other values that are not token ids."""
     digest = hashlib.sha256()
     for example in examples:
         for part in getattr(example, "parts", (example,)):
@@ -172,16 +172,16 @@ def labels_digest(examples: Iterable[Any]) -> str:
 
 
 def measured_on(data: str, examples: Sequence[Any], **settings: Any) -> dict[str, Any]:
-    """Return the data and settings that scores of a model depend on, as JSON values by name: a digest, and settings.
+    """Return the data and settings that affect a model's scores, as JSON values by name: a digest, and settings.
 
     Args:
-        data: the name of the setting of the data.
+        data: name of the data setting.
     """
     return {data: f"{examples_digest(examples)} {labels_digest(examples)}", **settings}
 
 
 def changed_measure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a line if earlier scores were measured on something else, and cannot be compared with new ones; else ""."""
+    """Return a line if earlier scores are not comparable because data or settings have changed; else ""."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not names:
         return ""
@@ -198,7 +198,7 @@ def _contents(example: Any) -> Iterator[Sequence[int]]:
 
 
 def require_same_examples(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise a UserError, which begins with `what`, if the examples are not those of the checkpoint."""
+    """Raise a UserError that begins with `what` if the examples differ from the checkpoint's."""
     if dict(before) == dict(now):
         return
     counts = [values.get("examples", "unknown") for values in (before, now)]

@@ -1,6 +1,6 @@
 """`TrainEngine` on a DeepSpeed engine: ZeRO 1, 2 and 3, with or without offload.
 
-Each process writes and reads its own part of the state, in one format for all stages and numbers of processes.
+Each process writes and reads its part of the state, in one format for all stages and numbers of processes.
 """
 
 import math
@@ -50,7 +50,7 @@ class DeepSpeedEngine(TrainEngine):
         self.run, self.accelerator, self.total_steps = run, run.accelerator, total_steps
         self._totals = {}
         if run.dtype == torch.bfloat16 and any(map(is_sharded, module.parameters())):
-            # The engine takes a module that was loaded sharded as it is; new heads and adapters are in float32.
+            # The engine accepts a module that was loaded sharded; new heads and adapters are in float32.
             for weight in module.parameters():
                 if not is_sharded(weight):
                     weight.data = weight.data.to(run.dtype)
@@ -80,7 +80,7 @@ class DeepSpeedEngine(TrainEngine):
         self.module.optimizer.update_lp_params()
 
     def _backward(self, loss: Tensor) -> None:
-        # The engine averages gradients over processes, but losses are shares of a sum.
+        # The engine averages gradients over processes, but losses are parts of a sum.
         self.module.backward(loss * self.accelerator.num_processes)
 
     def _apply(self) -> float:
@@ -94,7 +94,7 @@ class DeepSpeedEngine(TrainEngine):
         return norm
 
     def _clear_partitions(self) -> None:
-        """Set ZeRO-3's gradient partitions to 0. DeepSpeed keeps the last gradient of a weight that a step does not use."""
+        """Set ZeRO-3's gradient partitions to 0: DeepSpeed keeps the last gradient of a weight that a step does not use."""
         engine = self.module.optimizer
         if (buffer := getattr(engine, "grad_partitions_flat_buffer", None)) is not None:
             buffer.zero_()
@@ -103,7 +103,7 @@ class DeepSpeedEngine(TrainEngine):
                     flat.grad.zero_()
 
     def _make_states(self) -> None:
-        """Make the moments of every flat shard before the first step, which reading and writing need."""
+        """Create the moments of every flat shard before the first step, for reading and writing."""
         engine, inner = self.module.optimizer, self.module.optimizer.optimizer
         of_groups = [flat for group in inner.param_groups for flat in group["params"]]
         for flat in getattr(engine, "fp32_partitioned_groups_flat", of_groups):  # the former is ZeRO-3's
@@ -127,7 +127,7 @@ class DeepSpeedEngine(TrainEngine):
         self._clear_partitions()
 
     def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
-        """This process's parts of masters and moments; nothing is gathered."""
+        """Return this process's parts of masters and moments, without gathering."""
         tensors: dict[str, Tensor | FlatTensorSlice] = {}
         for name, weight in self.trainable.items():
             own = {"master" if key is None else key: _local_shard(weight, key) for key in (None, *MOMENTS)}
@@ -145,7 +145,7 @@ class DeepSpeedEngine(TrainEngine):
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
         assert isinstance(tensors, StoredState)
         require_same_weights(tensors.shapes, {name: tuple(full_shape(weight)) for name, weight in self.trainable.items()})
-        if self.average:  # one that was not kept before starts from here
+        if self.average:  # an average that was not kept before starts here
             for name, weight in self.trainable.items():
                 kept = f"{AVERAGE}/{name}" in tensors.shapes
                 _set_local_shard(weight, tensors, f"{AVERAGE if kept else 'master'}/{name}")
@@ -171,10 +171,10 @@ class DeepSpeedEngine(TrainEngine):
 
 
 def count_up(optimizer: DeepSpeedCPUAdam, count: int) -> None:
-    """Bring the powers of beta that the offloaded Adam keeps to those of a run that has made `count` steps.
+    """Set the powers of beta that the offloaded Adam keeps to their values after `count` steps.
 
-    It multiplies them in float32 step by step. After a jump it computes the power, which may differ in the last bit
-    (IncrementStep of DeepSpeed's csrc/includes/cpu_adam.h), so the steps are made here on a single number at rate 0.
+    Adam multiplies them in float32 step by step. After a jump it computes the power, which may differ in the last bit
+    (IncrementStep of DeepSpeed's csrc/includes/cpu_adam.h). This function therefore steps on a single number at rate 0.
     """
     group, none = optimizer.param_groups[0], [torch.zeros(1) for _ in range(4)]
     for step in range(1, count + 1):
@@ -184,7 +184,7 @@ def count_up(optimizer: DeepSpeedCPUAdam, count: int) -> None:
 
 
 def _local_shard(weight: Tensor, moment: str | None = None) -> FlatTensorSlice | None:
-    """This process's part of a weight's float32 master, or of one of its moments; None: it has none."""
+    """Return this process's part of a weight's float32 master, or of one of its moments, or None if it has none."""
     state: Any = weight
     if is_sharded(weight):
         values = safe_get_local_fp32_param(weight) if moment is None else safe_get_local_optimizer_state(weight, moment)
@@ -198,7 +198,7 @@ def _local_shard(weight: Tensor, moment: str | None = None) -> FlatTensorSlice |
 
 
 def _set_local_shard(weight: Tensor, tensors: StoredState, name: str, moment: str | None = None) -> None:
-    """Read this process's part of a master or of a moment; a moment that is not stored is 0."""
+    """Load this process's part of a master or of a moment. A moment that is not stored is 0."""
     part = _local_shard(weight, moment)
     if part is None:
         return

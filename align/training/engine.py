@@ -48,21 +48,21 @@ class TrainEngine:
     complete, and then dropped.
 
     Args:
-        module: contains all trained weights; weights that require no gradient do not change.
+        module: module with all trained weights. Weights that require no gradient do not change.
         total_steps: number of optimizer steps, for the schedule of the learning rate.
-        groups: weights whose learning rate is not `learning_rate` from the first update on.
-        average_decay: of the exponential mean of the weights; 0: no mean is kept.
+        groups: weights with another learning rate than `learning_rate` from the first update.
+        average_decay: decay of the exponential moving average of the weights. 0 disables it.
 
     Attributes:
         trainable: the trained weights of `module` by name.
-        masters: their float32 copies, or they themselves.
-        average: the mean of the masters, if one is kept.
+        masters: their float32 copies, or the weights themselves.
+        average: moving average of the masters, if enabled.
     """
 
     module: Any
     reduction: GradientReduction | None = None
     keeps_shards = False
-    """Whether `state` returns this process's parts of tensors, not whole ones."""
+    """Whether `state` returns this process's parts of tensors instead of full tensors."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class TrainEngine:
             self.reduction = GradientReduction(self.masters)
 
     def backward(self, loss: BatchLoss, weight: float = 1.0) -> None:
-        """Add the gradients and the metrics of a micro-batch to those since the last `reduce_gradients`.
+        """Accumulate the gradients and metrics of a micro-batch since the last `reduce_gradients`.
 
         On one process, a requested stop ends the run here if the update has not changed a weight yet.
 
         Args:
-            loss: the micro-batch's share of the global loss.
+            loss: the micro-batch's contribution to the global loss.
             weight: factor of the loss and the metrics, see `MicroBatch`.
         """
         if not self._totals and self.reduction:
             self.reduction.begin()
-        if self.accelerator.num_processes == 1:  # several must agree, which they do in `reduce_gradients`
+        if self.accelerator.num_processes == 1:  # several processes agree in `reduce_gradients`
             self.run.raise_if_stop_requested(self.drop_gradients)
         self._backward(loss.loss * weight)
         for name, value in {"loss": loss.loss, **loss.sums}.items():
@@ -143,10 +143,10 @@ class TrainEngine:
         """Train with another optimizer, and take learning rates from its groups instead of the settings.
 
         Args:
-            optimizer: over all trained weights; None: the engine's.
+            optimizer: optimizer over all trained weights. Default: the engine's optimizer.
 
         Raises:
-            UserError: for another optimizer under DeepSpeed, or one that lacks a trained weight.
+            UserError: if the engine is DeepSpeed's, or the optimizer lacks a trained weight.
         """
         if optimizer is not None:
             self._require_all_weights(optimizer)
@@ -168,7 +168,7 @@ class TrainEngine:
     def _apply(self) -> float:
         for master in self.masters.values():
             if master.grad is None:
-                # DeepSpeed's flat groups step every weight. Here too: moments and weight decay are then the same everywhere.
+                # Step every weight, as DeepSpeed's flat groups do, so that moments and weight decay are the same everywhere.
                 master.grad = torch.zeros_like(master)
         limit = self.run.optimization.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.masters.values()), limit))
@@ -198,11 +198,11 @@ class TrainEngine:
         return dict(zip(names, sum_across_processes(torch.stack(values), self.accelerator).tolist(), strict=True))
 
     def copy_masters_to_weights(self) -> None:
-        """Round the masters to the weights that compute. After `load_state`, call this on all processes."""
+        """Round the masters to the model's weights. After `load_state`, call this on all processes."""
         copy_weights(self.masters, self.trainable)
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Let the module compute with the mean of its weights inside, if one is kept."""
+        """Use the average of the module's weights in this context, if enabled."""
         return self.average.in_place_of(self.trainable) if self.average else nullcontext()
 
     def state(self) -> tuple[Mapping[str, Tensor | FlatTensorSlice], dict[str, float]]:
@@ -214,23 +214,23 @@ class TrainEngine:
         for name, master in self.masters.items():
             for key, value in self.optimizer.state[master].items():
                 if isinstance(value, Tensor):
-                    # bitsandbytes shares its tables of 8-bit numbers, and safetensors refuses shared memory.
+                    # bitsandbytes shares its 8-bit tables, and safetensors rejects shared memory.
                     tensors[f"{key}/{name}"] = value.clone() if key.startswith("qmap") else value
                 elif value is not None:
                     numbers[f"{key}/{name}"] = value
         return tensors, numbers
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Restore what `state` returned, in place. Each process reads its part, and exchanges nothing.
+        """Restore the output of `state`, in place. Each process reads only its part, without communication.
 
-        Raise a UserError if names or shapes differ from this module's: a checkpoint of another model or other settings.
+        Raise a UserError if names or shapes differ from this module's, as with a checkpoint of another model or settings.
         """
         stored = tensors.shapes if isinstance(tensors, StoredState) else _shapes(tensors)
         require_same_weights(stored, _shapes(self.masters))
         with torch.no_grad():
             for name, master in self.masters.items():
                 master.copy_(tensors[f"master/{name}"])
-                if self.average:  # one that was not kept before starts from here
+                if self.average:  # an average that was not kept before starts here
                     self.average.values[name].copy_(tensors.get(f"{AVERAGE}/{name}", master))
         for stored_values in (tensors, numbers):
             for path in stored_values:

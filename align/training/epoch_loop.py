@@ -17,24 +17,24 @@ from align.training.run_folder import read_metrics
 
 Example = TypeVar("Example")
 MIN_UPDATES = 20
-"""Updates of the shortest run whose first and last quarter are compared."""
+"""Minimum number of updates to compare the first and last quarter of a run."""
 MIN_IMPROVEMENT = 0.01
-"""Share by which the training loss of a run should fall."""
+"""Fraction by which the training loss of a run should fall."""
 
 
 class EpochLoop:
-    """The updates of a run that makes passes over examples, from the last checkpoint on, and its best model so far.
+    """The updates of a run with passes over examples, from the last checkpoint, and its best model so far.
 
     The model with the lowest validation loss is the best; without validation data, the newest one.
 
     Args:
         order: the examples of each update.
-        eval_steps: updates between evaluations; 0: at the end of each epoch.
+        eval_steps: number of updates between evaluations. 0 evaluates at the end of each epoch.
         measure: data and settings of the validation loss, see `measured_on`. If they change in a resumed run, the choice of
             the best model starts again.
 
     Attributes:
-        done: updates before this run began or resumed.
+        done: number of updates before this run started or resumed.
         total: number of updates.
         best: lowest validation loss so far.
     """
@@ -62,8 +62,8 @@ class EpochLoop:
         """Run the micro-batch of this process with the most padded tokens, if the model is so large that it may not fit.
 
         Args:
-            batches: global batches, each with the tokens of its examples.
-            loss_of: takes the examples of a micro-batch, and of its global batch.
+            batches: global batches, each with the number of tokens of its examples.
+            loss_of: function of the examples of a micro-batch and of its global batch.
         """
         if self.done >= self.total or not should_measure_memory(self.engine):
             return
@@ -83,7 +83,7 @@ class EpochLoop:
         return self.run.end_dry_run(self.total, self.done)
 
     def updates(self) -> Iterator[int]:
-        """Yield the updates that are left; warn after the last one if the training loss did not fall."""
+        """Yield the remaining updates. After the last one, warn if the training loss did not fall."""
         yield from self.run.updates(self.done + 1, self.total, self.checkpoint)
         if self.run.is_main and self.done < self.total:
             self.run.print(flat_loss_warning([row["loss"] for row in read_metrics(self.run.folder) if "loss" in row]))
@@ -92,15 +92,15 @@ class EpochLoop:
             self.run.print(f"evaluating the model after update {last}, which is saved if it is the best or the only one")
 
     def is_due(self, update: int) -> bool:
-        """Whether the model is evaluated after an update."""
+        """Return whether the model is evaluated after an update."""
         return update % self.eval_steps == 0 or update == self.total
 
     def is_due_again(self) -> bool:
-        """Whether the model is evaluated after the last update: none is saved, or a resumed run has no update left."""
+        """Return whether to evaluate after the last update: no model is saved, or a resumed run has no update left."""
         return self._has_no_model() or (self.done >= self.total and self.evaluated != self.done)
 
     def is_best(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the model with these metrics is the best so far, or the only one that there is."""
+        """Return whether the model with these metrics is the best so far, or the only one."""
         loss = metrics.get("validation/loss")
         return loss is None or loss < self._best_kept() or (self.run.update >= self.total and self._has_no_model())
 
@@ -121,12 +121,12 @@ class EpochLoop:
         return {"loss": self.best, "evaluated": self.evaluated, "measure": self.measure}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
         self.best, self.evaluated = state["loss"], state["evaluated"]
         self.measured_before = state.get("measure", self.measure)  # a checkpoint of an earlier version lacks it
 
     def _is_replaced(self) -> bool:
-        """Whether the run is past the update of a stale model: the best model was replaced by one that is lost."""
+        """Return whether the run is past the update of a stale model: the best model was replaced by one that is lost."""
         return 0 < self.stale <= self.run.update
 
     def _best_kept(self) -> float:

@@ -34,11 +34,11 @@ def layer_groups(
     """Divide the trained weights below the top layer into groups by their distance from it.
 
     The top layer and all weights above it (norm, heads) train at `peak` from the start. A layer has the rate of the layer
-    above times `layer_lr_decay`, and starts `unfreeze_steps` updates later, with its own warm-up. Embeddings are the layer
-    below the first. An encoder and a decoder are both counted from their top.
+    above times `layer_lr_decay`, and starts `unfreeze_steps` updates later, with a separate warm-up. Embeddings are the
+    layer below the first. An encoder and a decoder are both counted from their top.
 
     Args:
-        module: the module that the engine trains; contains the backbone.
+        module: module that the engine trains; contains the backbone.
 
     Raises:
         UserError: if no weight below the top layer is trained, or the run ends before all layers are.
@@ -68,12 +68,12 @@ def layer_groups(
 
 
 def distances_from_top(backbone: Backbone) -> dict[int, int]:
-    """Return how many layers are above each weight of a layer or an embedding in its stack, by the weight's `id`.
+    """Return the number of layers above each weight of a layer or embedding in its stack, by the weight's `id`.
 
     Weights that embeddings share with the output layer count as embeddings.
 
     Raises:
-        UserError: for an architecture whose layers are not found.
+        UserError: if the layers of the architecture are not found.
     """
     model = backbone.model
     stacks = layer_lists(model)

@@ -17,13 +17,13 @@ class LoadedModels:
         self.digests: dict[str, str] = {}
 
     def add(self, name: str) -> None:
-        """Note the weights of a folder, hub name or built-in model. All processes call this."""
+        """Record the weights of a folder, hub name or built-in model. All processes call this."""
         digest = run_on_main(lambda: weights_digest(name), self.accelerator)
         if digest:
             self.digests[name] = digest
 
     def state_dict(self) -> dict[str, str]:
-        """Return the digest of each model's weights by its name."""
+        """Return the digest of each model's weights by name."""
         return dict(self.digests)
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:

@@ -32,12 +32,12 @@ FLOAT32_BYTES = 4
 SMALLEST_8BIT, BLOCK_8BIT = 4096, 256
 """bitsandbytes: smaller weights have moments in float32; numbers that share a scale."""
 ALWAYS_FITS_BYTES = 2**26
-"""A model with fewer bytes of weights fits anywhere: nothing is estimated or measured."""
+"""Models with smaller weights (in bytes) are assumed to fit: nothing is estimated or measured."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one process holds whatever its batches are: weights, masters and optimizer state by name, and gradients."""
+    """Batch-independent memory of a process in bytes: weights, masters and optimizer state by name, and gradients."""
 
     resident: dict[str, int]
     gradients: int
@@ -47,14 +47,14 @@ class MemoryEstimate:
         return sum(self.resident.values()) + self.gradients
 
     def table(self, free: int) -> str:
-        """One line for people."""
+        """Return one line for display."""
         parts = self.resident | {"gradients": self.gradients}
         sizes = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
         return f"memory, GiB per process: {self.total / GIB:.2f} before activations ({sizes}), {free / GIB:.2f} free"
 
 
 class Sharding(NamedTuple):
-    """DeepSpeed's sharding: its ZeRO stage (0: none), the processes, and whether the optimizer is offloaded to the host."""
+    """DeepSpeed's sharding: ZeRO stage (0 for none), processes, and whether the optimizer is offloaded to the host."""
 
     stage: int = 0
     processes: int = 1
@@ -71,9 +71,9 @@ class Sharding(NamedTuple):
 
 
 def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sharding: Sharding) -> MemoryEstimate:
-    """The memory that a run holds independently of its batches, with its `trained` weights on any device (meta too).
+    """Estimate the memory that a run holds independently of its batches. `trained` weights may be on the meta device.
 
-    `weights` are the bytes of all weights, frozen ones and those of other models included.
+    `weights` is the size of all weights in bytes, including frozen weights and other models.
     """
     count = sum(map(full_numel, trained))
     masters = sum(FLOAT32_BYTES * full_numel(weight) for weight in trained if weight.dtype != torch.float32)
@@ -86,9 +86,9 @@ def resident_memory(optimizer: str, trained: Sequence[Tensor], weights: int, sha
 
 
 def optimizer_bytes(optimizer: str, shape: Sequence[int]) -> int:
-    """Bytes of an optimizer's state for a weight of this shape."""
+    """Return the size of an optimizer's state for a weight of this shape, in bytes."""
     count = math.prod(shape)
-    if optimizer == "adafactor":  # a row and a column for each matrix, a vector whole
+    if optimizer == "adafactor":  # a row and a column for each matrix, full size for a vector
         return FLOAT32_BYTES * (sum(shape[-2:]) if len(shape) > 1 else sum(shape))
     moments = 1 if optimizer == "lion_8bit" else 2
     if optimizer.endswith("8bit") and count >= SMALLEST_8BIT:
@@ -98,13 +98,13 @@ def optimizer_bytes(optimizer: str, shape: Sequence[int]) -> int:
 
 
 def weights_bytes(modules: Sequence[nn.Module]) -> int:
-    """Bytes of all weights of some modules; shared weights count once."""
+    """Return the size of all weights of modules in bytes. Shared weights count once."""
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
     return sum(map(full_nbytes, weights.values()))
 
 
 def cache_bytes(backbone: Backbone, tokens: int, rows: int) -> int:
-    """Bytes of sampling: keys and values of `tokens` tokens, and the logits of `rows` rows with what drawing needs."""
+    """Return the memory for sampling in bytes: key-value cache of `tokens` tokens, and logits of `rows` rows for drawing."""
     size = backbone.model.dtype.itemsize
     per_entry = size + 3 * FLOAT32_BYTES + 8  # logits; in float32, minus their largest, their exponentials; a float64 sum
     vocabulary = int(backbone.model.config.vocab_size)
@@ -112,7 +112,7 @@ def cache_bytes(backbone: Backbone, tokens: int, rows: int) -> int:
 
 
 class Memory:
-    """Memory on one run's device, as this process sees it: free, required and peak memory.
+    """Memory on a run's device, as seen by this process: free, required and peak memory.
 
     On a CPU this is the resident memory of the process; on a GPU what torch has allocated.
 
@@ -127,7 +127,7 @@ class Memory:
         self.optimizer, self.batch_tokens = optimization.optimizer, optimization.micro_batch_tokens
         self.recomputes = model.gradient_checkpointing
         self.sharding = Sharding.from_accelerator(accelerator)
-        gc.collect()  # what an earlier run in this process left
+        gc.collect()  # memory of an earlier run in this process
         release_freed_memory()
         self.start_bytes = self.expected_bytes = self.resident_bytes = self.earlier_peak = 0
         self.estimate: MemoryEstimate | None = None
@@ -136,20 +136,20 @@ class Memory:
         self._reset_peak()
 
     def free(self) -> int:
-        """Bytes that this process could hold in total, including the bytes that it holds already."""
+        """Return the memory that this process could use in total, in bytes, including its current use."""
         if self.device.type == "cuda":
             return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         held, local_processes = psutil.Process().memory_info().rss, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return int(held) + min(int(psutil.virtual_memory().available), cgroup_bytes_left()) // local_processes
 
     def left(self) -> int:
-        """Bytes that this process could hold in addition to its current ones."""
+        """Return the memory that this process could use in addition to its current use, in bytes."""
         cuda = self.device.type == "cuda"
         held = torch.cuda.memory_allocated(self.device) if cuda else int(psutil.Process().memory_info().rss)
         return max(0, self.free() - held)
 
     def peak(self) -> int:
-        """The most bytes that were held since the run began."""
+        """Return the peak memory since the start of the run, in bytes."""
         return max(self.earlier_peak, self._current_peak())
 
     def _current_peak(self) -> int:
@@ -164,7 +164,7 @@ class Memory:
     def check_before_load(self, copies: int = 0) -> None:
         """Raise a UserError before a model is loaded if it, its gradients, its optimizer's state and its copies do not fit.
 
-        `copies` of it are kept frozen where all its weights are trained.
+        `copies` is the number of frozen copies, kept if all weights are trained.
         """
         source = load_config(base_of(str(resolve_model(self.model)))[0])
         try:
@@ -174,7 +174,7 @@ class Memory:
                 quantize_on_meta(model, self.quantization, compute_dtype(self.dtype))
         except UserError:
             raise
-        except Exception:  # loading will refuse this architecture or config, and say why
+        except Exception:  # loading will reject this architecture or config with the reason
             return
         weights = weights_bytes([model])
         trained = [] if self.lora_r else list(model.parameters())
@@ -192,12 +192,12 @@ class Memory:
         estimate = self._estimate(trained, weights)
         self.estimate = estimate = replace(estimate, resident=estimate.resident | dict(more or {}))
         self.resident_bytes = sum(estimate.resident.values())
-        run_on_all(lambda: self._require(estimate), self.accelerator)  # what is free differs by process
+        run_on_all(lambda: self._require(estimate), self.accelerator)  # free memory differs by process
         return estimate.table(self.free())
 
     @contextmanager
     def measuring(self, size: str, has_optimizer_state: bool) -> Iterator[None]:
-        """Measure the peak of the largest micro-batch, whose `size` is for people; its forward and backward pass run inside.
+        """Measure the peak of the largest micro-batch, described by `size`. Its forward and backward pass run inside.
 
         The optimizer's state is added unless it is in memory already. Raise a UserError on all processes if one lacks
         memory.
@@ -236,7 +236,7 @@ class Memory:
     def release_excess_memory(self) -> None:
         """On a CPU, return freed memory to the system once the process holds more than the measured peak.
 
-        The C library keeps freed memory for the next buffers. Rows of ever new lengths leave gaps that fit none of them.
+        The C library keeps freed memory for later buffers. Rows of varying lengths leave gaps that fit none of them.
         """
         if self.device.type == "cpu" and 0 < self.expected_bytes < psutil.Process().memory_info().rss:
             release_freed_memory()
@@ -252,7 +252,7 @@ class Memory:
             if self.lora_r and not self.quantization:
                 advice.append("set load_in_4bit true")
             if not (self.lora_r or self.optimizer != "adamw" or self.accelerator.state.deepspeed_plugin):
-                advice.append("set optimizer adafactor or adamw_8bit")  # DeepSpeed takes AdamW alone
+                advice.append("set optimizer adafactor or adamw_8bit")  # DeepSpeed supports only AdamW
             at_stage_3 = self.sharding.stage == 3
             advice.append("shard it over more processes" if at_stage_3 else "shard it by ZeRO-3 (docs/clusters.md)")
             raise UserError(

@@ -23,7 +23,7 @@ from align.runtime.sharding import sharded_loading
 from align.training.run import Run
 
 Model = str | Path | PreTrainedModel | PeftModel | LoadedModel
-"""A trainer's model: a name or folder, a transformers model in memory, alone or in a `PeftModel`, or one that is loaded."""
+"""A trainer's model: a name or folder, a transformers model or `PeftModel` in memory, or a `LoadedModel`."""
 
 Config = TypeVar("Config", bound=ModelConfig)
 
@@ -32,18 +32,18 @@ Config = TypeVar("Config", bound=ModelConfig)
 class ModelSource:
     """A trainer's model with its tokenizer and the settings of its adapter.
 
-    A stage takes its settings first, opens its `Run` with them, and loads it last:
+    A stage gets its settings from the source, opens its `Run` with them, and then loads the model:
 
         run = Run(source.settings(config), "sft")
         loaded = source.load(run)
 
     Attributes:
-        tokenizer: of a transformers model in memory.
-        peft_config: of the adapter that is trained, in place of the settings of LoRA.
-        prefix_lm: whether the model becomes a prefix language model.
+        tokenizer: tokenizer of a transformers model in memory.
+        peft_config: PEFT config of the trained adapter, instead of the LoRA settings.
+        prefix_lm: whether to make the model a prefix language model.
 
     Raises:
-        UserError: if they do not belong together, or the model's number format cannot be trained.
+        UserError: if the arguments are inconsistent, or the model's dtype cannot be trained.
     """
 
     model: Model
@@ -52,7 +52,7 @@ class ModelSource:
     prefix_lm: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse objects that do not belong together."""
+        """Reject inconsistent objects."""
         model = self.model
         if self.tokenizer is not None and not isinstance(model, PreTrainedModel | PeftModel):
             raise UserError("tokenizer: only a transformers model in memory takes one; leave it out")
@@ -65,9 +65,9 @@ class ModelSource:
             widen_float16(model, "model")
 
     def settings(self, config: Config) -> Config:
-        """Return a stage's settings with the model's name, and its number format and adapter if they are given.
+        """Return a stage's settings with the model's name, and its dtype and adapter if given.
 
-        Raise a UserError if the settings describe an adapter too, or it is not supported.
+        Raise a UserError if the settings also describe an adapter, or the adapter is not supported.
         """
         model, adapter = self.model, self.peft_config
         if isinstance(model, PeftModel):
@@ -89,12 +89,12 @@ class ModelSource:
         return replace(config, model=name, dtype="float32" if model.dtype == torch.float32 else "bfloat16")
 
     def _quantization(self, config: ModelConfig) -> str:
-        """Return the format of the model's base, before its weights are loaded."""
+        """Return the quantization format of the model's base, before its weights are loaded."""
         if not isinstance(self.model, str | Path):
             return "" if isinstance(self.model, LoadedModel) else quantization_of(self.model.config)
         if config.quantization:
             return config.quantization
-        with suppress(UserError):  # a model that cannot be found is reported where it is loaded
+        with suppress(UserError):  # loading reports a model that cannot be found
             return quantization_of(load_config(base_of(str(resolve_model(str(self.model))))[0]))
         return ""
 
@@ -109,9 +109,9 @@ class ModelSource:
         """Load the model with the settings of a run, or take the one in memory.
 
         Args:
-            adapter: name of a trained adapter of the settings.
+            adapter: name of the trained adapter.
             allow_reward_model: whether the model may lack a vocabulary matrix.
-            frozen_copies: copies of the model that the stage will keep; counted before it is loaded.
+            frozen_copies: number of frozen copies that the stage will keep. They count in the memory check before loading.
             is_trained: False for a teacher, whose weights may be frozen.
 
         Raises:
@@ -145,7 +145,7 @@ class ModelSource:
 
 
 def frozen_warning(backbone: Backbone, gets_head: bool) -> str:
-    """A line for a model without a trainable weight, of which only a new head is trained; "" for other models.
+    """Return a line for a model without trainable weights, of which only a new head is trained; "" for other models.
 
     Raise a UserError if it gets no head.
     """
@@ -158,7 +158,7 @@ def frozen_warning(backbone: Backbone, gets_head: bool) -> str:
 
 
 def changed_weights_warning(loaded: LoadedModel, resumes: bool) -> str:
-    """A line for weights in memory that are not those of their folder, if an adapter or a resumed run needs these; or ""."""
+    """Return a line if weights in memory differ from the folder's, which an adapter or a resumed run needs; or ""."""
     changed = changed_weights(loaded.backbone.model) if loaded.adapter or resumes else []
     if not changed:
         return ""
@@ -169,7 +169,7 @@ def changed_weights_warning(loaded: LoadedModel, resumes: bool) -> str:
 
 
 def generation_warning(loaded: LoadedModel) -> str:
-    """A line for a model whose generation config has settings that sampling does not apply; "" for other models."""
+    """Return a line for a model whose generation config has settings that sampling ignores; "" for other models."""
     generation = getattr(loaded.backbone.model, "generation_config", None)
     names = ", ".join(sorted(unsaved_generation_settings(generation))) if generation is not None else ""
     if not names:
@@ -179,7 +179,7 @@ def generation_warning(loaded: LoadedModel) -> str:
 
 
 def long_rows_warning(backbone: Backbone) -> str:
-    """A line for models with LongRoPE (Phi-3.5, arXiv 2402.13753): a batch's longest row sets the frequencies of all."""
+    """Return a line for LongRoPE (Phi-3.5, arXiv 2402.13753): the longest row of a batch sets the frequencies of all."""
     config = backbone.model.config
     settings = getattr(config, "rope_parameters", None) or {}
     original = settings.get("original_max_position_embeddings")

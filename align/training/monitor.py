@@ -12,7 +12,7 @@ from align.training.engine import NotFiniteError
 from align.training.run import Run
 
 LABELS = ("ranks", "rules", "targets", "attributes", "learned")
-"""Labels of examples that are saved with the batch of a NaN."""
+"""Labels of examples to save with a NaN batch."""
 
 
 class Monitor:
@@ -46,7 +46,7 @@ class Monitor:
             stop_on_nan(self.run, update, error, describe_batch())
 
     def lap(self, part: str) -> None:
-        """End a part of the update, logged as `time/<part>`: it took the time since the previous part ended."""
+        """End a part of the update. The time since the end of the previous part is logged as `time/<part>`."""
         self.clock.lap(part)
 
     def add(self, metrics: Mapping[str, float]) -> None:
@@ -54,13 +54,13 @@ class Monitor:
         self.row |= metrics
 
     def add_speed(self, tokens: float, flops: float) -> None:
-        """Add FLOPs, tokens per second and MFU of the parts that have ended."""
+        """Add the FLOPs, tokens per second and MFU of the finished parts."""
         seconds = sum(self.clock.seconds.values())
         self.tokens_per_second = tokens / seconds
         self.add({"flops": flops, "speed/tokens_per_second": self.tokens_per_second, "speed/mfu": self.mfu(flops, seconds)})
 
     def mfu(self, flops: float, seconds: float) -> float:
-        """Return the model FLOPs utilization: the share of all devices' peak, at most 1."""
+        """Return the model FLOPs utilization: the fraction of all devices' peak FLOP/s, at most 1."""
         accelerator = self.run.accelerator
         achieved = flops / seconds / int(accelerator.num_processes)
         return achieved / peak_flops(accelerator.device, self.run.dtype, achieved)
@@ -83,7 +83,7 @@ def stop_on_nan(run: Run, update: int, error: NotFiniteError, batch: Sequence[di
 
 
 def examples_as_text(examples: Sequence[Any], tokenization: Tokenization) -> list[dict[str, object]]:
-    """Return examples as texts with their labels."""
+    """Decode examples to text with their labels."""
     text, rows = tokenization.text, []
     for example in examples:
         has_several = hasattr(example, "responses")

@@ -24,7 +24,7 @@ BITSANDBYTES = {
 }
 """Optimizers of bitsandbytes (8-bit states: arXiv 2110.02861). Paged ones move states to the host when a GPU is full."""
 BUCKET_BYTES = 25 * 2**20
-"""Gradients that travel together: DistributedDataParallel's 25 MiB. A bucket is in memory twice while it is summed."""
+"""Size of a gradient bucket: 25 MiB, as in DistributedDataParallel. A bucket is in memory twice while it is summed."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class ParamGroup:
     """Weights that share a learning rate."""
 
     name: str
-    """Its rate is logged as `learning_rate/<name>`; empty: `learning_rate`."""
+    """The rate is logged as `learning_rate/<name>`, or as `learning_rate` if empty."""
     weights: frozenset[str]
     """Their names in the trained module."""
     peak: float
     frozen_steps: int = 0
-    """The first steps, in which they do not change; their schedule begins after these."""
+    """Number of first steps in which the weights do not change. Their schedule begins afterward."""
 
     @property
     def metric(self) -> str:
@@ -45,7 +45,7 @@ class ParamGroup:
         return f"learning_rate/{self.name}" if self.name else "learning_rate"
 
     def rate(self, config: OptimizationConfig, step: int, total: int) -> float:
-        """The learning rate of a step from 1 to `total`; in the `frozen_steps`, moments follow the gradients at rate 0."""
+        """Return the learning rate of a step from 1 to `total`: 0 in `frozen_steps`, while moments follow the gradients."""
         if step <= self.frozen_steps:
             return 0.0
         return learning_rate(config, step - self.frozen_steps, total - self.frozen_steps, self.peak)
@@ -64,7 +64,7 @@ class ScheduledGroup(ParamGroup):
 
 
 def scheduled_groups(optimizer: torch.optim.Optimizer) -> list[ParamGroup]:
-    """Return a `ScheduledGroup` for each group of an optimizer, which gets the name of its metric."""
+    """Return a `ScheduledGroup` for each group of an optimizer, and store the metric name in the group."""
     groups: list[ParamGroup] = []
     for number, group in enumerate(optimizer.param_groups):
         scheduled = ScheduledGroup(str(number or ""), frozenset(), group["lr"], optimizer_group=group)
@@ -74,11 +74,11 @@ def scheduled_groups(optimizer: torch.optim.Optimizer) -> list[ParamGroup]:
 
 
 def learning_rate(config: OptimizationConfig, update: int, total: int, peak: float) -> float:
-    """The learning rate of an update from 1 to `total`: a linear rise during warm-up, then the schedule's decay.
+    """Return the learning rate of an update from 1 to `total`: a linear rise during warm-up, then the schedule's decay.
 
-    `inverse_sqrt` is that of the Transformer (Vaswani et al. 2017, section 5.3) and of transformers. `truncated_rsqrt` is
+    `inverse_sqrt` is as in the Transformer (Vaswani et al. 2017, section 5.3) and in transformers. `truncated_rsqrt` is
     T5's, 1/sqrt(max(n, k)) for update n and warm-up k (Raffel et al. 2020, section 3.1.2), scaled to `peak`: it is constant
-    during warm-up. The name is that of T5's code (Mesh TensorFlow).
+    during warm-up. The name is from T5's code (Mesh TensorFlow).
     """
     warmup = math.ceil(round(config.warmup_ratio * total, 6))  # 0.07 * 100 is slightly more than 7
     if config.lr_scheduler_type == "truncated_rsqrt":
@@ -96,7 +96,7 @@ def learning_rate(config: OptimizationConfig, update: int, total: int, peak: flo
 
 
 def complete_groups(peak: float, weights: Iterable[str], groups: Sequence[ParamGroup]) -> list[ParamGroup]:
-    """The groups, preceded by one with the learning rate `peak` for all weights that they do not name."""
+    """Return the groups, preceded by one with the learning rate `peak` for all weights that they do not name."""
     named = frozenset().union(*(group.weights for group in groups))
     others = ParamGroup("", frozenset(weights) - named, peak)
     return [group for group in (others, *groups) if group.weights]
@@ -105,7 +105,7 @@ def complete_groups(peak: float, weights: Iterable[str], groups: Sequence[ParamG
 def build_optimizer(
     config: OptimizationConfig, weights: Mapping[str, Tensor], groups: Sequence[ParamGroup]
 ) -> torch.optim.Optimizer:
-    """Return the run's optimizer. Weight decay is on matrices only; its groups carry the `metric` of ours."""
+    """Return the run's optimizer. Weight decay applies only to matrices. Its groups have the `metric` of `groups`."""
     parts: dict[tuple[str, bool], dict[str, Any]] = {}
     for group in groups:
         for name, weight in weights.items():
@@ -119,7 +119,7 @@ def build_optimizer(
         return Adafactor(ordered, lr=config.learning_rate, scale_parameter=False, relative_step=False)
     if config.optimizer != "adamw":
         optimizer = getattr(load_bitsandbytes().optim, BITSANDBYTES[config.optimizer])
-        decays = {} if config.optimizer == "lion_8bit" else _adam_settings(config)  # Lion's own: 0.9 and 0.99
+        decays = {} if config.optimizer == "lion_8bit" else _adam_settings(config)  # Lion's defaults: 0.9 and 0.99
         return cast(torch.optim.Optimizer, optimizer(ordered, lr=config.learning_rate, **decays))
     return torch.optim.AdamW(ordered, lr=config.learning_rate, **_adam_settings(config), fused=True)
 
@@ -135,7 +135,7 @@ def make_master(weight: nn.Parameter) -> Tensor:
 
 @contextmanager
 def gradients_to_masters(weights: Mapping[str, Tensor], masters: Mapping[str, Tensor]) -> Iterator[None]:
-    """Add each gradient that a backward pass completes inside to its float32 master, by name, and drop it."""
+    """Add each gradient that a backward pass completes in this context to its float32 master, by name, and drop it."""
 
     def move(master: Tensor, weight: Tensor) -> None:
         assert weight.grad is not None
@@ -146,7 +146,7 @@ def gradients_to_masters(weights: Mapping[str, Tensor], masters: Mapping[str, Te
         weight.grad = None
 
     copied = [(weight, masters[name]) for name, weight in weights.items() if masters[name] is not weight]
-    # The hooks end with the pass: a weight that kept one could not be used after the run.
+    # Remove the hooks after the pass: a weight with a hook could not be used after the run.
     hooks = [weight.register_post_accumulate_grad_hook(partial(move, master)) for weight, master in copied]
     try:
         yield
@@ -171,7 +171,7 @@ class GradientReduction:
         self._earlier: list[Tensor | None] = []
 
     def begin(self) -> None:
-        """Put the complete gradients of the update's earlier losses aside."""
+        """Set aside the complete gradients of the update's earlier losses."""
         self._earlier = [master.grad for master in self.masters]
         for master in self.masters:
             master.grad = None
@@ -179,7 +179,7 @@ class GradientReduction:
     def finish(self) -> None:
         """Give each master the sum of its gradients over passes and processes.
 
-        A weight without a gradient on every process has none afterward, as on one process; the engine's step takes 0 for it.
+        A weight that has no gradient on any process has none afterward, as on one process. The engine's step uses 0 for it.
         """
         present = torch.tensor([float(master.grad is not None) for master in self.masters], device=self.masters[0].device)
         torch.distributed.all_reduce(present)
@@ -199,7 +199,7 @@ class GradientReduction:
 class WeightAverage:
     """Exponential moving average (EMA) of float32 weights over optimizer steps.
 
-    It starts as the weights themselves. InstructGPT uses decay 0.992 (appendix C.4).
+    It is initialized with the weights. InstructGPT uses decay 0.992 (appendix C.4).
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
@@ -218,7 +218,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place_of(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Replace `weights` with the average inside."""
+        """Replace `weights` with the average in this context."""
         held = {name: weight.detach().clone() for name, weight in weights.items()}
         copy_weights(self.values, weights)
         try:
@@ -229,6 +229,6 @@ class WeightAverage:
 
 @torch.no_grad()
 def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    """Copy tensors in place, by name; the target may have another number format."""
+    """Copy tensors in place, by name. The target may have another dtype."""
     for name, weight in target.items():
         weight.copy_(source[name])

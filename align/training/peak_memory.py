@@ -10,7 +10,7 @@ from align.training.memory import GIB
 
 
 def should_measure_memory(engine: TrainEngine) -> bool:
-    """Whether the model is so large that a micro-batch may not fit, and one can run without an optimizer step.
+    """Return whether the model is so large that a micro-batch may not fit, and one can run without an optimizer step.
 
     DeepSpeed expects a step after a backward pass.
     """
@@ -19,23 +19,23 @@ def should_measure_memory(engine: TrainEngine) -> bool:
 
 @contextmanager
 def measure_peak_memory(engine: TrainEngine, rows: int, tokens: int) -> Iterator[None]:
-    """Measure and print the peak memory of a micro-batch, whose loss is passed to `engine.backward` inside.
+    """Measure and print the peak memory of a micro-batch. Pass its loss to `engine.backward` inside the context.
 
-    All gradients are in memory inside and dropped afterward, and torch's random state is restored.
+    All gradients are allocated inside the context and freed on exit. torch's random state is restored.
 
     Args:
         rows: number of rows of the micro-batch.
-        tokens: its tokens with padding.
+        tokens: number of tokens, with padding.
 
     Raises:
-        UserError: on all processes, if one lacks memory.
+        UserError: if a process runs out of memory (on all processes).
     """
     run, device = engine.run, engine.accelerator.device
     size = f"{tokens} tokens in {rows} rows"
     run.print(f"running the largest micro-batch: {size}")
     with run.memory.measuring(size, bool(engine.optimizer.state)):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            for master in engine.masters.values():  # as those of earlier micro-batches are
+            for master in engine.masters.values():  # like the gradients of earlier micro-batches
                 master.grad = torch.zeros_like(master)
             yield
         engine.drop_gradients()

@@ -1,4 +1,4 @@
-"""The state of the process that a run changes, restored at its end."""
+"""The process state that a run changes, restored at its end."""
 
 import os
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from align.tokenization import set_template_date, template_date
 
 @contextmanager
 def preserved_process_state(accelerate_state: dict[str, Any] | None = None) -> Iterator[None]:
-    """Restore torch's random state, accelerate's state and the date of chat templates at the end, also after an error.
+    """Restore torch's random state, accelerate's state and the chat template date on exit, also after an error.
 
-    A launch of DeepSpeed keeps accelerate's state, which its engine reads until the process ends.
+    Under DeepSpeed, accelerate's state is kept because the engine reads it until the process exits.
 
     Args:
-        accelerate_state: the state inside; None: a new one.
+        accelerate_state: accelerate's state inside the context. Default: a new state.
     """
     day, shared, is_kept = template_date(), AcceleratorState._shared_state, deepspeed_was_launched()
     if not is_kept:
@@ -36,7 +36,7 @@ def preserved_process_state(accelerate_state: dict[str, Any] | None = None) -> I
 
 @contextmanager
 def making_trainer() -> Iterator[None]:
-    """Decorate what makes a trainer: the process is as it was afterward, also if the trainer is never used."""
+    """Decorate the constructor of a trainer to restore the process state, even if the trainer is never used."""
     environment = dict(os.environ)
     with preserved_process_state():
         try:

@@ -58,7 +58,7 @@ NEXT = {
 }
 """The usual next commands after each stage."""
 LARGEST_SAVING_SHARE = 0.05
-"""Largest share of the time that checkpoints by time may take: a large model gets them less often."""
+"""Maximum fraction of the run time for time-based checkpoints, so that large models save less often."""
 
 
 class Savable(Protocol):
@@ -72,15 +72,15 @@ class Savable(Protocol):
 
 
 class Run:
-    """One run of a stage. Its folder is written when the first result is: an error before that leaves no files.
+    """One run of a stage. Its folder is written with the first result; an earlier error leaves no files.
 
-    It trains inside `with run:`. All that it installs there (signal handlers, threads, the lock of the folder, the progress
-    bar, trackers) is undone at the end, also after an error or Ctrl-C.
+    Train inside `with run:`. On exit, also after an error or Ctrl-C, it removes everything that it installed (signal
+    handlers, threads, the lock of the folder, the progress bar, trackers).
 
     Args:
-        config: the stage's settings, which the folder keeps; they have the three groups of the attributes.
+        config: settings of the stage, which the folder stores; they have the three groups of the attributes.
         stage: `sft`, `reward`, `rules`, `attributes`, `ppo`, `dpo` or `distill`.
-        callbacks: callbacks of transformers; None: none.
+        callbacks: transformers callbacks, or None.
 
     Raises:
         UserError: if the folder holds a finished or interrupted run and `resume_from_checkpoint` is off, or a run of another
@@ -116,18 +116,18 @@ class Run:
         set_template_date(self.template_date)
         if config.push_to_hub and not config.dry_run:
             run_on_main(lambda: make_repo(config.push_to_hub), self.accelerator)
-        self.accelerator.wait_for_everyone()  # every process has looked before one of them writes
+        self.accelerator.wait_for_everyone()  # every process looks before any process writes
         spent = run_on_main(lambda: hours_in(files.metrics), self.accelerator)
         self.device_hours_before = spent if self.continues_own else 0.0
         self.opened, self.update = False, 0
         self.stop, self.callbacks = StopRequest(), callbacks
         self._update_start: tuple[Savable, int, dict[str, Any]] | None = None
         """The state at the beginning of an update: a stop saves it as long as the update has changed no weight."""
-        torch.manual_seed(config.seed)  # for new heads and adapters alone; training draws from `align.core.seeds`
+        torch.manual_seed(config.seed)  # only for new heads and adapters; training draws from `align.core.seeds`
         self.started = time.monotonic()
-        self.part_started = self.started  # the time of earlier parts of a resumed run does not move this one
+        self.part_started = self.started  # the time of earlier parts of a resumed run does not shift this
         self.saved_at, self.saving_seconds = self.started, 0.0
-        """When the last checkpoint was complete, and how long it took."""
+        """Completion time and duration of the last checkpoint."""
         self.update_began, self.seconds_per_update = self.started, 0.0
         self._installed, self._listening = ExitStack(), ExitStack()
 
@@ -145,7 +145,7 @@ class Run:
             if kind is None:
                 self.close()
         finally:
-            with suppress(*([Stopped] if kind else [])):  # a launcher ends what is left of a failed run
+            with suppress(*([Stopped] if kind else [])):  # a launcher kills the other processes of a failed run
                 self.release()
 
     def release(self) -> None:
@@ -161,7 +161,7 @@ class Run:
     def open(self) -> None:
         """Lock the folder and write the files that precede all results. All processes call this before they write there.
 
-        Raise a UserError, on every process, if another run writes to the folder, or wrote there after this one had looked.
+        Raise a UserError, on every process, if another run writes to the folder, or wrote to it after this run checked.
         """
         if self.opened:
             return
@@ -196,7 +196,7 @@ class Run:
             console.print(without_secrets(message))
 
     def log(self, update: int, metrics: Mapping[str, float]) -> None:
-        """Write one line of metrics.jsonl and send it to the trackers. docs/metrics.md defines each name."""
+        """Write one line of metrics.jsonl and send it to the trackers. docs/metrics.md defines the names."""
         self.open()
         metrics = {**metrics, **self.cost(), "memory/peak": self.memory.peak() / GIB}
         if self.callbacks:
@@ -223,7 +223,7 @@ class Run:
     def stale_update(self, done: int) -> int:
         """Return the update of the model in the folder if the run resumes from an earlier one, `done`; else 0.
 
-        A killed run may have saved it after its checkpoint. Only a run with the same settings and code makes it again.
+        A killed run may have saved it after its checkpoint. Only a run with the same settings and code reproduces it.
         """
         kept = run_on_main(lambda: update_in_card(self.folder / "model"), self.accelerator) if self.continues_own else 0
         return kept if kept > done else 0
@@ -237,7 +237,7 @@ class Run:
     def updates(self, first: int, total: int, checkpoint: Savable) -> Iterator[int]:
         """Count updates from `first` to `total` (both included), with a progress bar, or lines in a log file.
 
-        The checkpoint is saved after every `save_steps` updates, where a callback asks for it, and before a stop. Raise
+        The checkpoint is saved after every `save_steps` updates, if a callback requests it, and before a stop. Raise
         `Stopped` if a process was asked to stop: after an update, or within one that has changed no weight.
         """
         self.open()
@@ -271,10 +271,10 @@ class Run:
         except Stopped:
             if not in_update:
                 raise
-            # The update failed. Its error is reported, also if a launcher has asked this process to stop meanwhile.
+            # The update failed. Report its error even if a launcher has asked this process to stop meanwhile.
 
     def weights_changed(self) -> None:
-        """Note that the update has changed a weight: a stop waits for its end from here on."""
+        """Record that the update has changed a weight. From then on, a stop waits for the end of the update."""
         self._update_start = None
 
     def raise_if_stop_requested(self, before_saving: Callable[[], None] = lambda: None) -> None:
@@ -288,7 +288,7 @@ class Run:
             self._save_and_stop(checkpoint, update - 1, states)
 
     def _save_by_time_or_stop(self, checkpoint: Savable, update: int) -> None:
-        """Save if `save_minutes` have passed since the last checkpoint, or before a stop that any process was asked for."""
+        """Save if `save_minutes` have passed since the last checkpoint, or before a stop requested on any process."""
         interval = max(60 * self.config.save_minutes, self.saving_seconds / LARGEST_SAVING_SHARE)
         by_time = self.config.save_minutes > 0 and not self.config.save_steps
         is_due = self.is_main and by_time and time.monotonic() - self.saved_at > interval
@@ -299,7 +299,7 @@ class Run:
             try:
                 with self.stop.saving():
                     self._save(checkpoint, update)
-            except UserError as error:  # a full disk ends no run that needs no disk before its end
+            except UserError as error:  # a full disk must not end a run that needs no disk before its end
                 self.saved_at = time.monotonic()
                 self.print(f"warning: {error}; the run continues without this checkpoint")
 
@@ -326,11 +326,11 @@ class Run:
         raise Stopped(f"stopped by {by} after update {update}; --resume_from_checkpoint auto continues it", everywhere=True)
 
     def _asked_to_stop(self) -> bool:
-        """Whether any process was asked to stop; the same on all of them."""
+        """Return whether any process was asked to stop. Identical on every process."""
         return self._any_process(bool(self.stop.signal))[0]
 
     def _any_process(self, *wishes: bool) -> list[bool]:
-        """Return for each wish whether any process has it; the same on all of them."""
+        """Return for each flag whether it is true on any process. Identical on every process."""
         wanted = torch.tensor([float(wish) for wish in wishes], device=self.accelerator.device)
         return [count > 0 for count in sum_across_processes(wanted, self.accelerator).tolist()]
 

@@ -1,7 +1,7 @@
 """The folder of a run: its files, its lock, and the runs that may continue there.
 
-The lock is the kernel's on a file and ends with its process. A record lock (`lockf`) works over NFS, and a child process
-does not inherit it.
+The lock is a kernel lock on a file, which ends with its process. A record lock (`lockf`) works over NFS, and child processes
+do not inherit it.
 """
 
 import errno
@@ -33,17 +33,17 @@ from align.training.checkpoint.files import checkpoint_to_resume, checkpoints_in
 
 try:
     import fcntl
-except ImportError:  # Windows: two runs in one folder are not noticed there
+except ImportError:  # Windows: two runs in one folder are not detected
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
 TAKEN = (errno.EACCES, errno.EAGAIN)
 _held: dict[Path, int] = {}
-"""Descriptors by folder. The lock belongs to the process: closing any other descriptor of the file would end it."""
+"""Descriptors by folder. The lock belongs to the process: closing any other descriptor of the file would release it."""
 
 
 def refuse_other_run(folder: Path) -> None:
-    """Raise a UserError that names the other process that writes to the folder; write nothing."""
+    """Raise a UserError if another process writes to the folder. Write nothing."""
     if fcntl is None or folder.resolve() in _held or not (folder / NAME).exists():
         return
     try:
@@ -55,7 +55,7 @@ def refuse_other_run(folder: Path) -> None:
 
 
 def take_lock(folder: Path) -> None:
-    """Hold a folder until `release_lock` or the end of the process. Raise a UserError if another process holds it."""
+    """Lock a folder until `release_lock` or the end of the process. Raise a UserError if another process holds it."""
     if fcntl is None or folder.resolve() in _held:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _taken(folder: Path) -> UserError:
 
 
 def update_of(line: str) -> float:
-    """The update of a line of metrics; infinity for a line that was cut short by a kill, because it is dropped as well."""
+    """Return the update of a line of metrics. Infinity for a line truncated by a kill, because it is dropped as well."""
     try:
         return int(json.loads(line)["update"])
     except (ValueError, KeyError, TypeError):
@@ -99,7 +99,7 @@ def update_of(line: str) -> float:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl. Raise a UserError if the file is missing or is not JSON."""
+    """Read a run's metrics.jsonl. Raise a UserError if the file is missing or not JSON."""
     path = folder / "metrics.jsonl"
     try:
         return [json.loads(line) for line in read_lines(path)]
@@ -109,7 +109,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
 @contextmanager
 def naming_disk_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into a UserError that names `path`."""
+    """Convert a disk error to a UserError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -117,7 +117,7 @@ def naming_disk_errors(path: Path) -> Iterator[None]:
 
 
 class Results(NamedTuple):
-    """What runs have left in a folder: a model, the size of metrics.jsonl, and the updates of checkpoints."""
+    """Results of runs in a folder: a model, the size of metrics.jsonl, and the updates of checkpoints."""
 
     model: bool
     metrics_bytes: int
@@ -136,7 +136,7 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     def require_usable(self, trackers: Sequence[str]) -> None:
-        """Refuse a folder that cannot be written and trackers that are not installed, before a large model is loaded.
+        """Reject a folder that cannot be written or trackers that are not installed, before a large model is loaded.
 
         Raise a UserError if a file or a broken link is in the way, a name is too long, or there is no permission to write,
         or a tracker is not installed.
@@ -147,7 +147,7 @@ class RunFolder:
         folder = self.path
         try:
             nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
-            # The longest path that a run writes, and each name: the system refuses to look for those that are too long.
+            # Check the longest path that a run writes, and each name: the system rejects names that are too long.
             longest = (
                 folder / "checkpoints" / f".update-000000-00000000{PARTIAL}" / f"state-00000-of-00000.safetensors{PARTIAL}"
             )
@@ -163,7 +163,7 @@ class RunFolder:
             raise UserError(f"output_dir {folder}: no permission to write in {nearest}")
 
     def results(self) -> Results:
-        """Return what earlier runs have left. Raise a UserError if another process is writing there."""
+        """Return the results of earlier runs. Raise a UserError if another process is writing to the folder."""
         refuse_other_run(self.path)
         metrics_bytes = self.metrics.stat().st_size if self.metrics.exists() else 0
         return Results((self.path / "model").exists(), metrics_bytes, tuple(checkpoints_in(self.path)))
@@ -203,13 +203,13 @@ class RunFolder:
         return lines
 
     def seconds(self) -> float:
-        """Return the time of the last line of metrics: that of all earlier parts of a resumed run."""
+        """Return the time in the last line of metrics: the total of all earlier parts of a resumed run."""
         return (
             max((row.get("seconds", 0.0) for row in read_metrics(self.path)), default=0.0) if self.metrics.exists() else 0.0
         )
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], update: int) -> None:
-        """Append the rows of an update to `name`.jsonl, in place of those of this update and later ones."""
+        """Append the rows of an update to `name`.jsonl, replacing the rows of this and later updates."""
         path = self.path / f"{name}.jsonl"
         kept = [line for line in (read_lines(path) if path.exists() else []) if update_of(line) < update]
         new = [json.dumps({"update": update, **row}, ensure_ascii=False) + "\n" for row in rows]
@@ -220,7 +220,7 @@ PACKAGES = ("align-rlhf", "torch", "transformers", "trl", "peft", "accelerate", 
 
 
 def environment() -> dict[str, Any]:
-    """Versions of packages and facts about the machine, which are stored with a run's results."""
+    """Return package versions and machine facts, which are stored with a run's results."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -244,7 +244,7 @@ SAME_ON_RESUME = (
     *("model", "chat_template", "prefix_lm", "lora_r", "lora_alpha", "lora_target_modules", "lora"),
     *("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
     *("optimizer", "critic", "save_best_policy"),
-    # The number of an update decides which examples it reads. With other values it would read some again and skip others.
+    # The number of an update determines its examples. With other values, some would be repeated and others skipped.
     *("seed", "batch_size", "mixing_cap", "mixing_temperature", "rollout_batch_size", "samples_per_prompt"),
 )
 FREE_ON_RESUME = (
@@ -254,16 +254,16 @@ FREE_ON_RESUME = (
 
 
 DIGEST_BLOCK, DIGEST_BLOCKS = 2**16, 64
-"""Bytes of a block of a large file, and how many blocks enter its digest; files of up to 4 MiB are read to their end."""
+"""Block size in bytes and number of blocks for the digest of a large file. Files up to 4 MiB are read completely."""
 NOT_INPUTS = ("output_dir", "resume_from_checkpoint", "push_to_hub", "report_to")
 _DECORATION = re.compile(r"(\[[^]]*\])?(=[^=/]*|:[^:/]*)?$")
-"""What may follow the path of an input: a column, a weight, or the id of a rule."""
+"""Suffix of an input path: a column, a weight, or the id of a rule."""
 
 
 def input_digests(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return a digest of each file and folder of data that settings name, by `setting path`; models are left out.
 
-    Large files count by their size and `DIGEST_BLOCKS` blocks: other weights differ everywhere, a corrected text in the
+    For large files, only the size and `DIGEST_BLOCKS` blocks count: other weights differ everywhere, but an edit in the
     middle of a large file may go unnoticed.
     """
     digests: dict[str, str] = {}
@@ -311,14 +311,14 @@ def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def template_date(resumed: Path | None) -> str:
-    """The date that a run's chat templates read: that of the run in `resumed`, from its `environment.json`, or today."""
+    """Return the date for a run's chat templates: the date in `environment.json` of the run in `resumed`, or today."""
     path = resumed / "environment.json" if resumed else None
     stored = read_json(path).get("template_date") if path and path.exists() else None
     return str(stored or date.today().isoformat())
 
 
 def compare_settings(settings: str, folder: Path) -> str:
-    """Return a line that names the settings that differ from those of the run in a folder, or "".
+    """Return a line that names the settings that differ from the run in a folder, or "".
 
     Raise a UserError if one of `SAME_ON_RESUME` differs, or the run's settings cannot be read.
     """
@@ -340,9 +340,9 @@ def compare_settings(settings: str, folder: Path) -> str:
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:
-    """The settings of a run from its `config.yaml`; None if there is no such file.
+    """Read the settings of a run from its `config.yaml`. Return None if there is no such file.
 
-    Raise a UserError if the file cannot be read, or holds no settings.
+    Raise a UserError if the file cannot be read or contains no settings.
     """
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -370,7 +370,7 @@ def find_start(
     accelerator: Accelerator,
     report: Callable[[str], None],
 ) -> tuple[Path | None, bool, str]:
-    """Return the checkpoint that a run continues, whether it is in the run's own folder, and the date of chat templates.
+    """Return the checkpoint from which a run continues, whether it is in the run's folder, and the chat template date.
 
     All processes call this, with the `earlier` results in the folder. Raise a UserError if the checkpoint is damaged or has
     other settings, or a run without one would overwrite results.

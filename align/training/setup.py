@@ -17,7 +17,7 @@ from align.training.run import Run
 
 
 def warn_if_prompts_are_reread(run: Run, backbone: Backbone, responses: Iterable[int]) -> None:
-    """Warn if the model recomputes a prompt for each of its responses; `responses` are their numbers."""
+    """Warn if the model recomputes a prompt for each of its responses; `responses` is their number per prompt."""
     if not backbone.shares_prompts and max(responses, default=0) > 1:
         run.print("the model cannot process several responses in one row: each prompt is recomputed, which is slower")
 
@@ -25,12 +25,12 @@ def warn_if_prompts_are_reread(run: Run, backbone: Backbone, responses: Iterable
 def build_engine(
     run: Run, module: nn.Module, total_steps: int, groups: Sequence[ParamGroup] = (), average_decay: float = 0.0
 ) -> TrainEngine:
-    """Build the engine of a run, with DeepSpeed if the launcher asked for it. Arguments are those of `TrainEngine`.
+    """Build the engine of a run, with DeepSpeed if the launcher requested it. For arguments, see `TrainEngine`.
 
     New weights (adapters, heads) are broadcast from the first process.
 
     Raises:
-        UserError: for an average of the weights with ZeRO-3.
+        UserError: if `average_decay` is set with ZeRO-3.
     """
     run.print(run.optimization.without_effect_warning())
     run.print(lora_rate_hint(run))
@@ -56,5 +56,5 @@ Config = TypeVar("Config", bound=RunConfig)
 
 
 def with_data_names(config: Config, **data: TrainingData) -> Config:
-    """Return the settings with the names of data that was passed to a trainer: a file's name, or the number of records."""
+    """Return the settings with the names of data passed to a trainer: a file name, or the number of records."""
     return replace(config, **{name: data_name(value) for name, value in data.items()})  # type: ignore[arg-type]

@@ -212,7 +212,7 @@ LEGACY_SETTINGS = frozenset(
         "is_peft_model",
     ]
 )
-"""Settings that TRL 0.11 has and TRL 1.12 does not."""
+"""Settings of TRL 0.11 that TRL 1.12 does not have."""
 LEGACY_NAMES = frozenset(
     ["AdaptiveKLController", "FixedKLController", "create_reference_model", "set_seed", "LengthSampler", "respond_to_batch"]
 )

@@ -73,7 +73,7 @@ class KnownArguments:
 class PPOTrainer(KnownArguments):
     """PPO trainer with the arguments, attributes and files of TRL 1.12. docs/migrate-from-trl.md lists the differences.
 
-    The given models are trained in place.
+    The models are trained in place.
 
     Args:
         args: settings.
@@ -87,7 +87,7 @@ class PPOTrainer(KnownArguments):
         value_model: model that predicts returns. A sequence classifier with one label, a module with `base_model_prefix` and
             `score`, or a language model with a value head, such as `AutoModelForSeq2SeqLMWithValueHead` for a T5.
         data_collator: collator to call on each row separately, if any.
-        eval_dataset: prompts of the tables of sample completions. A dict of data sets is concatenated.
+        eval_dataset: prompts of the tables of sample completions. A dict of data sets is treated as one.
         optimizers: optimizer and learning rate scheduler. Default: those selected by the settings.
         callbacks: callbacks to use in addition to those of `args.report_to`.
         peft_config: configuration of a new adapter to train instead of all weights of the policy.

@@ -77,7 +77,7 @@ class RunData:
     """Data of a report.
 
     Attributes:
-        rankings: by stage, held-out rankings with the reward model's rewards or DPO's implicit rewards.
+        rankings: held-out rankings by stage, with the reward model's rewards or DPO's implicit rewards.
         samples: responses of each evaluation, by update.
         problems: missing or unreadable files, one sentence each.
     """

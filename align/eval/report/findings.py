@@ -1,4 +1,4 @@
-"""The gains and losses of a run: sentences, rows of a table with numbers, and the samples that show it."""
+"""The gains and losses of a run: sentences, table rows with numbers, and samples."""
 
 import math
 from collections import defaultdict
@@ -15,16 +15,16 @@ from align.eval.results import Better, Evaluation, Measurement
 from align.reward.rankings import ScoredRanking, pairs_and_differences, ranking_metrics
 
 Rating = Literal["good", "bad", "note"]
-"""`good` and `bad` put a sentence under what improved and what got worse, `note` under neither."""
+"""Rating of a sentence: `good` for an improvement, `bad` for a regression, `note` for neither."""
 REWARD_MODEL_TASKS = ("reward", "rewardbench-2")
 """Tasks that compare reward models, not a trained model with its initial model."""
 RULE = "validation/rule/"
-"""Begins the name of a rule's metric."""
+"""Prefix of the name of a rule's metric."""
 
 
 @dataclass(frozen=True)
 class SamplePair:
-    """Responses to the same prompt before and after training; `before` is None where there is no earlier one."""
+    """Responses to the same prompt before and after training; `before` is None if there is no earlier response."""
 
     before: Sample | None
     after: Sample
@@ -43,7 +43,7 @@ class Summary:
         findings: sentences by rating.
         first, kept: updates of the first evaluation and of the saved policy.
         pairs: samples from two evaluations, alternating between the largest gains and losses.
-        compared: updates of those two. The first is None if only one evaluation has samples.
+        compared: updates of these two evaluations. The first is None if only one evaluation has samples.
     """
 
     headline: str = ""
@@ -91,7 +91,7 @@ def rate(before: float | None, after: float, better: Better, tolerance: float = 
 
 
 def summarize_run(run: RunData) -> Summary:
-    """Find out what improved, by how much, at which KL, and what got worse."""
+    """List improvements, with their size and KL, and regressions."""
     summary, ppo = Summary(), run.stages.get("ppo")
     first, kept = summary.first, summary.kept = first_and_kept_updates(run)
     if "sft" in run.stages:

@@ -31,8 +31,8 @@ class AttributeScorer:
     """An attribute model of either form. Encodes each response once for all attributes.
 
     Args:
-        policy: the tokenization of the model that writes the responses; None: they are texts of unknown origin.
-        budget: padded tokens that are read at once.
+        policy: tokenization of the model that writes the responses. None for responses of unknown origin.
+        budget: maximum padded tokens per forward pass.
     """
 
     def __init__(self, folder: str, dtype: str, policy: Tokenization | None, accelerator: Accelerator, budget: int) -> None:
@@ -54,7 +54,7 @@ class AttributeScorer:
 
     @property
     def question_tokens(self) -> int:
-        """Tokens of the longest question that is read after a response."""
+        """Number of tokens of the longest question after a response."""
         return max(len(text.question) for text in self.questions.texts) if self.questions else 0
 
     def __call__(self, responses: Sequence[SampledResponse]) -> list[dict[str, float]]:
@@ -68,7 +68,7 @@ class AttributeScorer:
         return [dict(zip(names, row, strict=True)) for row in ratings]
 
     def _ask(self, questions: Questions, responses: Sequence[SampledResponse]) -> list[list[float]]:
-        """Ratings from next-token probabilities; all questions share one reading of a response."""
+        """Return ratings from next-token probabilities. All questions share one forward pass over a response."""
         encoded = [self.scorer.encode(response) for response in responses]
         rows = [PromptResponse([*row.prompt, *row.response], text.question) for row in encoded for text in questions.texts]
         answers = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64).reshape(len(rows), -1)
@@ -123,7 +123,7 @@ class AttributeRewards(Extension):
     def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
         if not self.by_segment:
             return signal
-        scores = signal.scores - signal.components["attributes"]  # the tokens have these rewards
+        scores = signal.scores - signal.components["attributes"]  # already in the token rewards
         return replace(signal, scores=scores).add_token_rewards(self.token_values)
 
     def _rewards(self, responses: Sequence[SampledResponse]) -> Tensor:
@@ -145,7 +145,7 @@ class AttributeRewards(Extension):
         return rewards
 
     def _answer_ids(self, response: SampledResponse, text: str) -> list[int]:
-        """Return the ids of the beginning `text` of a response, which follow the prompt that the policy read."""
+        """Return the ids of the beginning `text` of a response, as they follow the policy's prompt."""
         if not response.given_as_ids:
             prompt_ids, ids = self.policy.answer_ids(response.conversation, text, whole=False)
             if prompt_ids == response.prompt_ids:  # unless the prompt was truncated or opens a thought
@@ -161,7 +161,7 @@ class AttributeRewards(Extension):
 def sentences(ids: Sequence[int], tokenization: Tokenization) -> list[tuple[int, str]]:
     """Return the last token position of each sentence of a response, and the text up to it.
 
-    End tokens have no text. With `ignore_eos` they are also inside a response.
+    End tokens have no text. With `ignore_eos`, they also occur inside a response.
     """
     places = [place for place, token in enumerate(ids) if token not in tokenization.end_ids]
     texts = tokenization.token_texts([ids[place] for place in places])

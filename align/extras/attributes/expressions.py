@@ -1,7 +1,7 @@
 """Expressions over attributes: `3*sensible+specific+interesting` to rank by, `unsafe<0.2, rating>=4` to filter by.
 
-A text is parsed, and refused unless it holds nothing but numbers, attributes, arithmetic and comparisons; only then it is
-compiled.
+The text is parsed, and compiled only if it contains nothing but numbers, attributes, arithmetic and comparisons. Other text
+is an error.
 """
 
 import ast
@@ -16,10 +16,10 @@ COMPARISONS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Expression:
-    """Arithmetic expression over attributes, whose names may contain hyphens. `where` is the setting, for errors.
+    """Arithmetic expression over attributes, whose names may contain hyphens. `where` is the setting in error messages.
 
     Raises:
-        UserError: for anything but numbers, known names, + - * / and brackets.
+        UserError: if it contains anything but numbers, known names, + - * / and brackets.
     """
 
     def __init__(self, text: str, names: Iterable[str], where: str) -> None:
@@ -69,7 +69,7 @@ class Expression:
 
 
 class Condition(Expression):
-    """Comma-separated comparisons, all of which must hold. Evaluation stops at the first that fails."""
+    """Comma-separated comparisons, all of which must hold. Evaluation stops at the first failure."""
 
     def holds(self, values: Mapping[str, float]) -> bool:
         """Return whether a response passes."""

@@ -1,7 +1,7 @@
 """Generative attribute models (LaMDA, Thoppilan et al. 2022, section 6.1): a language model writes and rates responses.
 
-It reads `<context> RESPONSE <response> SENSIBLE 1`, where the chat template's beginning of the assistant's turn takes the
-place of RESPONSE. A rating is the probability of the token after an attribute's name.
+Its input is `<context> RESPONSE <response> SENSIBLE 1`, with the chat template's beginning of the assistant's turn instead
+of RESPONSE. A rating is the probability of the token after an attribute's name.
 """
 
 import math
@@ -57,9 +57,9 @@ class TextPart:
     """A shared prefix with several continuations: a context with a response, or both with the questions about it.
 
     Attributes:
-        responses: the response, which the generator learns, or the questions.
-        attributes: the number of the attribute of each question; empty for a generator's response.
-        shares: for each question, the weight of each of the model's answers as its target.
+        responses: the response, on which the generator is trained, or the questions.
+        attributes: attribute index of each question; empty for a generator's response.
+        shares: target weight of each of the model's answers, for each question.
     """
 
     prompt: TokenIds
@@ -75,7 +75,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class RatedText:
-    """A rated response. If the generator is trained on it, `parts` starts with the response alone."""
+    """A rated response. If the generator is trained on it, the first entry of `parts` is the response without questions."""
 
     parts: tuple[TextPart, ...]
     attributes: Mapping[str, float]
@@ -112,7 +112,7 @@ class Questions:
     def ratings(self, answers: Tensor, numbers: Sequence[int]) -> list[float]:
         """Expected ratings [Q] from log-probs or logits [Q, A] and the attribute index of each question.
 
-        For a yes or no it is P(1) from the logits of its two tokens.
+        For a yes/no attribute, it is P(1) from the logits of its two tokens.
         """
         ratings = []
         for row, number in zip(answers.detach().double().cpu(), numbers, strict=True):
@@ -132,9 +132,9 @@ class GenerativeModel(LanguageModel):
     def forward(  # type: ignore[override]
         self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Log-probs [B, A] of the rating tokens at the end of B texts.
+        """Return log-probs [B, A] of the rating tokens at the end of B sequences.
 
-        With `mask` [B, T] bool, also the log-probs [B, T] of the texts' own tokens where it holds.
+        With `mask` [B, T] bool, also return the log-probs [B, T] of the sequences' tokens where it is true.
         """
         with self.backbone.adapter(self.adapter_name):
             hidden = self.backbone.hidden(prompt, response, prompt_of_response)
@@ -147,7 +147,7 @@ class GenerativeModel(LanguageModel):
 class GenerativeForm(AttributeForm):
     """Train a language model to write the responses that pass `generator_filter`, and to rate all responses.
 
-    The filter is comparisons of attributes; an attribute without a judgment passes none. Without one, all are learned.
+    The filter compares attributes. A response without a judgment of such an attribute fails. Without a filter, all pass.
     """
 
     form = "generative"
@@ -163,7 +163,7 @@ class GenerativeForm(AttributeForm):
         return GenerativeModel(self.loaded.backbone, self.questions, self.loaded.adapter)
 
     def encode(self, rated: Sequence[JudgedResponse], limits: Limits) -> list[RatedText]:
-        """Encode rated responses as texts. Raise a UserError if one exceeds the limits or the context length."""
+        """Encode rated responses. Raise a UserError if one exceeds the limits or the context length."""
         longest = max(len(text.question) for text in self.questions.texts)
         found = []
         for where, encoded, item in encoded_ratings(rated, self.heads, self.loaded, limits):
@@ -193,7 +193,7 @@ class GenerativeForm(AttributeForm):
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: Sequence[RatedText], batch: Sequence[RatedText]
     ) -> BatchLoss:
-        """Return a micro-batch's share of the loss: in total, per head and of the generator."""
+        """Return a micro-batch's contribution to the loss: in total, per head and of the generator."""
         counts = torch.zeros(len(self.heads))  # equal weight per head, as in the head form
         for item in batch:
             for number in item.rated_part.attributes:
@@ -231,14 +231,14 @@ class GenerativeForm(AttributeForm):
 def compute_texts(
     model: nn.Module, examples: Sequence[RatedText], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the Q questions in B texts.
+    """Compute the Q questions in B sequences.
 
     Args:
         model: a `GenerativeModel`, or the engine around it.
 
     Returns:
-        Log-probs [Q, A] of the tokens that rate, the attribute of each question by its number [Q], and the losses of the
-        questions [Q]. Last, the losses of the tokens that the generator learns, summed over each text [B].
+        Log-probs [Q, A] of the rating tokens, the attribute index of each question [Q], and the losses of the questions [Q].
+        The last tensor has the losses of the generator's tokens, summed over each sequence [B].
     """
     parts = [part for item in examples for part in item.parts]
     inputs = pack_rankings(parts, device)

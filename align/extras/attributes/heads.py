@@ -128,7 +128,7 @@ class HeadForm(AttributeForm):
         return found
 
     def batch_loss(self, model: nn.Module, device: torch.device, examples: Sequence[Any], batch: Sequence[Any]) -> BatchLoss:
-        """Return a micro-batch's share of the loss, in total and per head.
+        """Return a micro-batch's contribution to the loss, in total and per head.
 
         Each head's loss is a mean over its judged responses in the global batch; every head has the same weight.
         """
@@ -168,12 +168,12 @@ def head_metrics(head: Head, predicted: Tensor, targets: Tensor) -> dict[str, fl
 
 
 def targets_of_responses(examples: Sequence[EncodedTask], heads: Sequence[Head]) -> Tensor:
-    """Return the targets [B, n] of all responses, including those of rankings."""
+    """Return the targets [B, n] of all responses, including the responses of rankings."""
     return targets_of([item for item in examples for _ in item.responses], heads)
 
 
 def targets_of(examples: Sequence[Any], heads: Sequence[Head]) -> Tensor:
-    """Return the attributes of examples as [B, n], NaN where a head has no judgment."""
+    """Return the attributes of examples [B, n], NaN for heads without a judgment."""
     return torch.tensor([[item.attributes.get(head.name, torch.nan) for head in heads] for item in examples])
 
 

@@ -45,7 +45,7 @@ class AttributeModel(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Outputs [B, n] of n heads for B responses, in the units of `head_losses`."""
+        """Return outputs [B, n] of n heads for B responses, in the units of `head_losses`."""
         with self.backbone.adapter(self.adapter_name):
             return cast(Tensor, self.linear(self.backbone.summary(prompt, response, prompt_of_response)))
 
@@ -65,7 +65,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
     """Load an attribute model with heads for scoring, frozen and with adapters merged.
 
     Raises:
-        UserError: if it is not one, or broken.
+        UserError: if the folder is not an attribute model, or is broken.
     """
     require_reward_model(folder, ATTRIBUTE)
     loaded = load_whole(folder, compute_dtype(dtype), allow_reward_model=True)
@@ -73,7 +73,7 @@ def load_attribute_model(folder: str, dtype: str = "auto") -> tuple[AttributeMod
     try:
         stored = load_file(Path(folder) / HEAD)
         model.linear.load_state_dict({"weight": stored["heads"], "bias": stored["biases"]})
-    except Exception as error:  # includes safetensors' own error type
+    except Exception as error:  # includes safetensors' error type
         raise UserError(f"{folder}: invalid {HEAD} ({first_line(error)}); train the model again") from error
     return model.eval().requires_grad_(False), loaded
 
@@ -91,10 +91,10 @@ def form_of(folder: str) -> str:
 
 
 def head_losses(outputs: Tensor, targets: Tensor, binary: Tensor) -> Tensor:
-    """Loss [n] of each head, summed over judged responses.
+    """Return the loss [n] of each head, summed over judged responses.
 
-    A yes or no has the cross-entropy, with the share of yes as a soft target. A rating, scaled to (rating - 1) / 6, has the
-    squared error.
+    A yes/no attribute uses the cross-entropy, with the fraction of yes as a soft target. A rating, scaled to
+    (rating - 1) / 6, uses the squared error.
 
     Args:
         outputs: [B, n] of n heads.

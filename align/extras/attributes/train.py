@@ -1,7 +1,7 @@
-"""Training of attribute models: examples of all tasks are mixed and shuffled, each with its own loss (MT-DNN).
+"""Training of attribute models: examples of all tasks are mixed and shuffled, each with its task's loss (MT-DNN).
 
-Launch it by `accelerate launch align/extras/attributes/train.py --config configs/attributes/x.yaml`. The loop is that of
-rule models.
+Launch it with `accelerate launch align/extras/attributes/train.py --config configs/attributes/x.yaml`. It shares the loop
+of rule models.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ class AttributeConfig(MixtureConfig, JudgmentConfig, EpochConfig, ModelConfig, R
 
 
 def read_ratings(data: Data, skip_bad_rows: bool) -> list[JudgedResponse]:
-    """Return responses with the means of their attributes. Raises: UserError for a bad row."""
+    """Return responses with the means of their attributes. Raise a UserError if a row is invalid."""
     records = records_of(data, AttributeJudgment, skip_bad_rows)
     return mean_judgments(
         (record.prompt, record.response, name, value) for record in records for name, value in record.attributes.items()
@@ -84,12 +84,12 @@ def choose_heads(wanted: Sequence[str], rated: Sequence[JudgedResponse], has_ran
     """Return the heads of a model, in a fixed order.
 
     Args:
-        wanted: NAME, NAME=binary or NAME=scale; empty: every attribute.
-        rated: the responses, whose values decide the kind where none is given.
-        has_rankings: whether there is a head for the preference too.
+        wanted: NAME, NAME=binary or NAME=scale. If empty, every attribute.
+        rated: judged responses, whose values determine the kind if none is given.
+        has_rankings: whether to add a head for the preference.
 
     Raises:
-        UserError: for an attribute without judgments, an unknown kind, a value outside of its kind, or no head at all.
+        UserError: if an attribute has no judgments, an unknown kind or a value outside its kind, or there are no heads.
     """
     values: dict[str, list[float]] = {}
     for item in rated:
@@ -122,8 +122,8 @@ class AttributeTrainer:
         rows = [{"prompt": "Hi", "response": "Hello!", "attributes": {"sensible": 1, "unsafe": 0, "rating": 6}}]
         folder = AttributeTrainer("smollm2-135m", rows, AttributeConfig(output_dir="runs/attributes")).train()
 
-    Arguments are those of `SFTTrainer`;
-    without `validation_data`, a share of `train_data` is held out; `rankings` train a head called `preference`.
+    For arguments, see `SFTTrainer`. Without `validation_data`, a fraction of `train_data` is held out.
+    `rankings` train a head named `preference`.
     """
 
     @making_trainer()
@@ -173,7 +173,7 @@ class AttributeTrainer:
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
-        """Train from the last checkpoint on; return the folder of the best model."""
+        """Train from the last checkpoint. Return the folder of the best model."""
         data = ", ".join(filter(None, (self.config.train_data, self.config.rankings)))
         with self.engine.run:
             return train(self.form, self.engine, self.order, self.held_out, data, self.config.eval_steps)

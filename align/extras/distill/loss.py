@@ -1,6 +1,6 @@
 """Distillation losses. Imports only torch.
 
-n is the number of response tokens that count, V the vocabulary, H the width of hidden states.
+n is the number of response tokens in the loss, V the vocabulary size, H the width of hidden states.
 """
 
 from typing import NamedTuple, cast
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = {"cpu": 2**22, "cuda": 2**25}
-"""Logits that are in float32 at once: 16 MB for each of the two models, on a GPU 128 MB."""
+"""Maximum number of float32 logits at a time: 16 MB for each of the two models, 128 MB on a GPU."""
 
 
 class LossWeights(NamedTuple):
@@ -25,8 +25,8 @@ class LossWeights(NamedTuple):
 def soft_cross_entropy(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Cross-entropy [n] between teacher and student at `temperature`, in float32 nats.
 
-    Its minimum is the teacher's entropy. A few rows of the logits [n, V] are computed at a time, and again for their
-    gradient: no float32 copy of all logits is kept.
+    Its minimum is the teacher's entropy. A few rows of the logits [n, V] are processed at a time, and recomputed for their
+    gradient, so no float32 copy of all logits is kept.
     """
     rows = max(1, CHUNK.get(student.device.type, CHUNK["cpu"]) // max(1, student.shape[-1]))
     parts = [
@@ -51,14 +51,14 @@ def distillation_loss(
 ) -> Tensor:
     """Weighted sum of the three losses, each averaged over the tokens of the global batch.
 
-    The cross-entropy is multiplied by the temperature squared, by which its gradient shrinks (Hinton et al. 2015, section
-    2), as in DistilBERT's code.
+    The cross-entropy is multiplied by the squared temperature, to compensate for smaller gradients (Hinton et al. 2015,
+    section 2), as in DistilBERT's code.
 
     Args:
-        ce: [n], of `soft_cross_entropy`.
+        ce: [n] from `soft_cross_entropy`.
         negative_log_probs: [n].
-        distances: [n], of `cosine_distance`; [0] if that has no weight.
-        tokens: of the global batch.
+        distances: [n] from `cosine_distance`; [0] if its weight is 0.
+        tokens: number of tokens of the global batch.
     """
     loss = weights.ce * weights.temperature**2 * ce.sum() + weights.lm * negative_log_probs.sum()
     return (loss + weights.cosine * distances.sum()) / max(1, tokens)

@@ -1,6 +1,6 @@
 """Distillation: train a student on a teacher's token distributions and hidden states.
 
-Launch it by `accelerate launch align/extras/distill/train.py --config configs/distill/x.yaml`.
+Launch it with `accelerate launch align/extras/distill/train.py --config configs/distill/x.yaml`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class Predictor(nn.Module):
         self.backbone = backbone
 
     def forward(self, prompt: Padded, response: Padded, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [n, V] and hidden states [n, H] of the n response tokens where `mask` [B, T] holds."""
+        """Return logits [n, V] and hidden states [n, H] of the n response tokens where `mask` [B, T] is true."""
         hidden = self.backbone.hidden(prompt, response)[:, :-1][mask]
         return self.backbone.logits(hidden), hidden
 
@@ -97,11 +97,11 @@ def make_student(
     """Return the model to train: every `keep_every_nth_layer`-th layer of the teacher, or a named model.
 
     Args:
-        equal_width: whether hidden states must be as wide as the teacher's.
-        settings: how a named model is loaded.
+        equal_width: whether hidden states must have the teacher's width.
+        settings: settings for loading a named model.
 
     Raises:
-        UserError: if it has another tokenizer, or hidden states of another width.
+        UserError: if the student has another tokenizer, or hidden states of another width.
     """
     model = teacher.backbone.model
     if not name:
@@ -136,7 +136,7 @@ class DistillForm:
         self.profiles = flops_profile(student.backbone, None), flops_profile(teacher.backbone, None)
 
     def sizes(self, examples: Sequence[EncodedDemonstration]) -> list[int]:
-        """Return the tokens that each example holds in memory."""
+        """Return the number of tokens in memory per example."""
         return token_counts(examples)
 
     def flops(self, example: EncodedDemonstration) -> float:
@@ -151,7 +151,7 @@ class DistillForm:
         examples: Sequence[EncodedDemonstration],
         batch: Sequence[EncodedDemonstration],
     ) -> BatchLoss:
-        """Return a micro-batch's share of the loss, a mean over the tokens of the global batch, and sums over its tokens."""
+        """Return a micro-batch's part of the loss, a mean over the tokens of the global batch, and sums over its tokens."""
         prompt = Padded.from_lists([example.prompt for example in examples]).to(device)
         response = Padded.from_lists([example.response for example in examples]).to(device)
         mask = Padded.from_lists([list(map(int, example.loss_mask)) for example in examples]).ids.to(device) > 0
@@ -178,7 +178,7 @@ class DistillForm:
 
     @torch.no_grad()
     def evaluate(self, engine: TrainEngine, held_out: list[EncodedDemonstration], budget: int) -> dict[str, float]:
-        """Return the losses on held-out demonstrations, equal on every process; nothing without any."""
+        """Return the losses on held-out demonstrations, equal on every process; empty without any."""
         if not held_out:
             return {}
         accelerator, names = engine.accelerator, list[str]()
@@ -220,7 +220,7 @@ class DistillTrainer:
         config = DistillConfig(output_dir="runs/student", max_response_tokens=64)
         folder = DistillTrainer("runs/ppo/model", [{"prompt": "Hi", "completion": "Hello!"}], config).train()
 
-    Arguments are those of `SFTTrainer`; the teacher has no adapter. DeepSpeed is refused.
+    For arguments, see `SFTTrainer`. The teacher has no adapter. DeepSpeed is not supported.
     """
 
     @making_trainer()
@@ -260,7 +260,7 @@ class DistillTrainer:
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def train(self) -> Path:
-        """Train from the last checkpoint on; return the folder of the best student."""
+        """Train from the last checkpoint. Return the folder of the best student."""
         config = self.config
         with self.run:
             return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)

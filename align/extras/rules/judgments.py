@@ -26,7 +26,7 @@ from align.tokenization import Tokenization
 from align.tokenization.encoded import EncodedJudgments, PromptResponse, SampledResponse
 
 RULE_FORM = "\nRule: {text}\nVerdict:"
-"""Text after the response. The head uses the hidden state of its last token."""
+"""Text after the response. The head's input is the hidden state of its last token."""
 TINY = 1e-12
 
 
@@ -34,7 +34,7 @@ TINY = 1e-12
 class JudgedResponse:
     """A response with the mean judgment over labelers, by name.
 
-    For a rule it is the share of labelers who saw it violated; for an attribute the mean of its values.
+    For a rule, it is the fraction of labelers who saw a violation; for an attribute, the mean of its values.
     """
 
     prompt: Conversation
@@ -58,7 +58,7 @@ class SplitJudgments(NamedTuple):
 def mean_judgments(judgments: Iterable[tuple[Conversation, str, str, float | None]]) -> list[JudgedResponse]:
     """Average the judgments of each response, given as prompt, response, name and value, in the order of its first one.
 
-    None is an undecided labeler, who does not count. A response without a value is left out.
+    None is an undecided labeler and is ignored. A response without a value is left out.
     """
     values: dict[tuple[str, str], tuple[Conversation, dict[str, list[float]]]] = {}
     for prompt, response, name, value in judgments:
@@ -95,11 +95,11 @@ def read_judgments(data: Data, skip_bad_rows: bool, rules: Mapping[str, str], fi
     """Read judged responses from a file or from records in memory.
 
     Args:
-        rules: texts by id.
-        files: where the rules are from.
+        rules: rule text by id.
+        files: files of the rules, for error messages.
 
     Raises:
-        UserError: for a bad row, a rule without a text, or if every verdict is unsure.
+        UserError: if a row is invalid, a rule has no text, or every verdict is unsure.
     """
     records = list(records_of(data, RuleJudgment, skip_bad_rows))
     source = data if isinstance(data, str) else "rule judgments in memory"
@@ -138,7 +138,7 @@ def rule_ids(tokenization: Tokenization, text: str) -> list[int]:
 def encoded_responses(
     judged: Sequence[JudgedResponse], loaded: LoadedModel, limits: Limits, kind: str
 ) -> Iterator[tuple[str, PromptResponse, JudgedResponse]]:
-    """Yield responses within the limits: a name for errors, token ids, and the judgments, of which `kind` is the name."""
+    """Yield responses within the limits: a name for errors, token ids, and the judgments, named `kind`."""
     counts = OverlongCounts(limits)
     for number, item in enumerate(judged, start=1):
         where = f"judged response {number} ({item.response[:40]!r})"
@@ -177,8 +177,8 @@ class ScoredJudgment(NamedTuple):
 def rule_metrics(scored: Sequence[ScoredJudgment]) -> dict[str, float]:
     """Compute all metrics of a rule model, which docs/metrics.md defines.
 
-    AUC and balanced accuracy need responses of both kinds, and are left out for a rule that has only one. A target of
-    exactly one half is neither kind.
+    AUC and balanced accuracy need responses of both classes, and are left out for rules with only one. A target of exactly
+    one half belongs to neither class.
     """
     rules = sorted({item.rule for item in scored})
     per_rule = {rule: _metrics([item for item in scored if item.rule == rule]) for rule in rules}
@@ -227,7 +227,7 @@ def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
     """Return the rules that a rule model judges, by id. `wanted` is as in `RuleModelSettings`.
 
     Raises:
-        UserError: if the folder is no rule model, or a rule is unknown.
+        UserError: if the folder is not a rule model, or a rule is unknown.
     """
     require_reward_model(folder, RULE)
     trained = read_json(Path(folder) / RULE.metadata_file)["rules"]
@@ -235,11 +235,11 @@ def rules_of_model(folder: str, wanted: Sequence[str] = ()) -> dict[str, str]:
 
 
 class RuleScorer:
-    """A rule model with a set of rules, given as texts by id. Each response is encoded once for all rules.
+    """A rule model with a set of rules, given as text by id. Each response is encoded once for all rules.
 
     Args:
-        scorer: computes the model's logit of a violation.
-        tokenization: the model's own.
+        scorer: scorer that computes the model's logit of a violation.
+        tokenization: the model's tokenization.
     """
 
     def __init__(self, scorer: RewardModelScorer, rules: Mapping[str, str], tokenization: Tokenization) -> None:
@@ -248,11 +248,11 @@ class RuleScorer:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each rule."""
+        """Number of tokens of each rule."""
         return tuple(map(len, self._ids))
 
     def __call__(self, responses: Sequence[SampledResponse]) -> Tensor:
-        """Probability that each response violates each rule, [rules, responses] float32. Identical on every process."""
+        """Return P(response violates rule), [rules, responses] float32. Identical on every process."""
         encoded = [self.scorer.encode(response) for response in responses]
         rows = [PromptResponse([*row.prompt, *row.response], rule) for row in encoded for rule in self._ids]
         logits = torch.tensor(self.scorer.score_rows(rows), dtype=torch.float64)
@@ -265,12 +265,12 @@ _RULES_FILE = re.compile(r"(?P<file>.+\.ya?ml)(:(?P<rule>[^/\\:]+))?", re.IGNORE
 
 
 def read_rules(paths: Sequence[str]) -> dict[str, str]:
-    """Texts of rules by their ids, from files as in forms/rules, or `FILE:ID` for one rule of a file."""
+    """Return rule text by id, from files as in forms/rules, or `FILE:ID` for one rule of a file."""
     return _merge(map(_read, paths))
 
 
 def choose_rules(wanted: Sequence[str], known: Mapping[str, str], where: str) -> dict[str, str]:
-    """The rules that a setting names: files, `FILE:ID` or ids of `known`; without any, all of `known`.
+    """Return the rules that a setting names by file, `FILE:ID` or an id in `known`. Default: all of `known`.
 
     `where` names `known` in an error.
     """

@@ -1,7 +1,7 @@
 """Rubrics: multiple-choice questions about a response, answered by a frozen model. Each option has a reward.
 
 As GPT-4's rule-based reward models (OpenAI 2023, section 6): the reward of a response is the sum over options of
-P(letter) x its reward. A prompt outside the rubric's categories gets exactly 0, and nothing is read for it.
+P(letter) x its reward. A prompt outside the rubric's categories gets exactly 0, without a forward pass.
 """
 
 import math
@@ -61,7 +61,7 @@ class RubricQuestion(NamedTuple):
 
 
 LetterJudge = Callable[[Sequence[RubricQuestion]], list[list[float]]]
-"""Returns for each question of a rubric the log-probability of each letter, in nats; -infinity for an impossible one."""
+"""Maps rubric questions to the log-probability of each letter, in nats; -infinity for an impossible letter."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Rubric:
     question: str
     options: tuple[Option, ...]
     categories: frozenset[str] = frozenset()
-    """Prompt categories that the rubric applies to. Empty for all."""
+    """Prompt categories to which the rubric applies. Empty for all."""
     weight: float = 1.0
 
     def applies(self, category: str | None) -> bool:
@@ -103,7 +103,7 @@ class Rubric:
 
 
 def expected_reward(log_probs: Sequence[float], rewards: Sequence[float]) -> float:
-    """Sum over options of P(letter) x reward, with P normalized over the letters. At least one must be possible."""
+    """Return the sum over options of P(letter) x reward, with P normalized over the letters. One must be possible."""
     highest = max(log_probs)
     weights = [math.exp(value - highest) for value in log_probs]
     return sum(weight * reward for weight, reward in zip(weights, rewards, strict=True)) / sum(weights)
@@ -113,7 +113,7 @@ def read_rubrics(paths: Sequence[str]) -> list[Rubric]:
     """Read rubrics from files, each given as FILE or FILE=WEIGHT.
 
     Raises:
-        UserError: if a file is missing or is no rubric, or two have one name.
+        UserError: if a file is missing or not a rubric, or two rubrics have the same name.
     """
     rubrics = [_read(path) for path in paths]
     names = [rubric.name for rubric in rubrics]
@@ -212,7 +212,7 @@ class LocalJudge:
         self.module = place_frozen_model(LanguageModel(loaded.backbone, loaded.adapter), accelerator)
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        """The log-probability of each letter as the beginning of the answer; the same on every process."""
+        """Return the log-probability of each letter as the beginning of the answer, the same on every process."""
         backbone, rows = self.loaded.backbone, []
         for question in questions:
             prompt, letters = self.loaded.tokenization.answers_ids(user_turn(question.text + LOCAL_END), question.letters)
@@ -234,7 +234,7 @@ class ServiceJudge:
         self.settings, self.accelerator = settings, accelerator
 
     def __call__(self, questions: Sequence[RubricQuestion]) -> list[list[float]]:
-        """The log-probability of each letter; the same on every process. Raises: see `request_verdicts`."""
+        """Return the log-probability of each letter, the same on every process. For errors, see `request_verdicts`."""
         letters, texts = questions[0].letters, [question.text + SERVICE_END for question in questions]
         meanings = {letter.upper(): letter for letter in letters}
         verdicts = run_on_main(lambda: request_verdicts(self.settings, texts, meanings, advice=""), self.accelerator)

@@ -28,8 +28,8 @@ PREFERENCE = "preference"
 Violations = Mapping[str, Tensor]
 """Probability that each response violates each rule [B], by rule id."""
 LEAST_DEVIATION = 0.1
-"""Least divisor of a rule's P(follows): the deviation where one response in 100 violates it. Otherwise a rule that hardly
-varies would turn the rule model's noise into scores of any size."""
+"""Minimum divisor of a rule's P(follows): its deviation if one response in 100 violates the rule. Without it, the rule
+model's noise on a rule with little variation would become arbitrarily large scores."""
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Biased standard deviation; 1 while all numbers are equal, because it is a divisor."""
+        """Biased standard deviation, or 1 if all numbers are equal, because it is a divisor."""
         return math.sqrt(self.squares / self.count) if self.squares > 0 else 1.0
 
     def add(self, values: Tensor) -> None:
@@ -133,7 +133,7 @@ class RuleRewards(Extension):
         return _scaled(parts, scales, PREFERENCE) + self.settings.weight * rules
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics of training and those of the first evaluation."""
+        """Return the statistics of training and of the first evaluation."""
         moments = {name: asdict(moments) for name, moments in self.moments.items()}
         return {"moments": moments, "first": self.first}
 

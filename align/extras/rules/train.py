@@ -90,13 +90,13 @@ class RuleConfig(JudgmentConfig, EpochConfig, ModelConfig, RunConfig, Optimizati
 
 
 def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[Any], data: str, eval_steps: int) -> Path:
-    """Train a model of this package's extras from the last checkpoint on; return the folder of the best model.
+    """Train a model of this package's extras from the last checkpoint. Return the folder of the best model.
 
     Args:
-        form: a `RuleForm`, a `HeadForm`, a `GenerativeForm` or a `DistillForm`; the engine has its module.
-        held_out: examples that choose the best model; may be empty.
-        data: the name of the training data, for the card of the model.
-        eval_steps: updates between evaluations; 0: at the end of each epoch.
+        form: a `RuleForm`, `HeadForm`, `GenerativeForm` or `DistillForm`, whose module is in the engine.
+        held_out: examples for selecting the best model; may be empty.
+        data: name of the training data, for the model card.
+        eval_steps: number of updates between evaluations. 0 evaluates at the end of each epoch.
     """
     run, budget = engine.run, engine.run.optimization.micro_batch_tokens
     loop = EpochLoop(engine, order, eval_steps, measured_on("validation_data", held_out, **form.measure))
@@ -132,7 +132,7 @@ def train(form: Any, engine: TrainEngine, order: DataOrder[Any], held_out: list[
 def evaluate_and_save(
     form: Any, loop: EpochLoop, held_out: list[Any], data: str, metrics: dict[str, float]
 ) -> dict[str, float]:
-    """Evaluate the model and save it if it is the best; return `metrics` of the update with those of the evaluation."""
+    """Evaluate the model and save it if it is the best; return the update's `metrics` with the evaluation's."""
     metrics = metrics | form.evaluate(loop.engine, held_out, loop.run.optimization.micro_batch_tokens)
     if is_best := loop.is_best(metrics):
         form.save(loop.engine, data, metrics)
@@ -143,12 +143,12 @@ def evaluate_and_save(
 class RuleForm:
     """Rule model objective: a violation probability for each judged rule.
 
-    `unseen` are responses judged by held-out rules. The texts in `rules`, those that are trained on, are saved.
+    `unseen` are responses judged by held-out rules. The text of the training rules in `rules` is saved.
     """
 
     evaluates_start = False
     measure: Mapping[str, Any] = MappingProxyType({})
-    """Settings that change the validation loss."""
+    """Settings that affect the validation loss."""
 
     def __init__(self, loaded: LoadedModel, unseen: list[EncodedJudgments], rules: dict[str, str]) -> None:
         self.loaded, self.profile = loaded, flops_profile(loaded.backbone, loaded.adapter)
@@ -156,7 +156,7 @@ class RuleForm:
         self.scored: list[ScoredJudgment] = []
 
     def sizes(self, examples: Sequence[EncodedJudgments]) -> list[int]:
-        """Return the tokens that each example holds in memory."""
+        """Return the number of tokens in memory per example."""
         return group_sizes(self.loaded.backbone, examples)
 
     def flops(self, example: EncodedJudgments) -> float:
@@ -166,7 +166,7 @@ class RuleForm:
     def batch_loss(
         self, model: nn.Module, device: torch.device, examples: list[EncodedJudgments], batch: list[EncodedJudgments]
     ) -> BatchLoss:
-        """Return the share of a micro-batch in the loss and in the metrics of its global batch."""
+        """Return a micro-batch's contribution to the loss and the metrics of its global batch."""
         count = sum(len(item.targets) for item in batch)
         logits = reward_rankings(model, examples, device)
         targets = torch.tensor([target for item in examples for target in item.targets], device=device)
@@ -219,9 +219,9 @@ class RuleForm:
 
 
 def judgment_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over judged rules [R] of the cross-entropy -t log p - (1 - t) log(1 - p), with p = sigmoid(logit).
+    """Sum the cross-entropy -t log p - (1 - t) log(1 - p), with p = sigmoid(logit), over judged rules [R].
 
-    A target is the share of labelers who saw a violation.
+    A target is the fraction of labelers who saw a violation.
     """
     return binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="sum")
 
@@ -233,7 +233,7 @@ class RuleTrainer:
         trainer = RuleTrainer("smollm2-135m", judgments, RuleConfig(output_dir="runs/rules"))
         folder = trainer.train()
 
-    Arguments are those of `SFTTrainer`; without `validation_data`, a share of `train_data` is held out.
+    For arguments, see `SFTTrainer`. Without `validation_data`, a fraction of `train_data` is held out.
     """
 
     @making_trainer()
@@ -269,7 +269,7 @@ class RuleTrainer:
         self.engine = build_engine(run, module, self.order.updates(config.num_train_epochs))
 
     def _split(self, train_data: Data, validation_data: Data, rules: dict[str, str]) -> SplitJudgments:
-        """Return the judgments by their purpose. Raises: UserError for bad data, or a held-out rule without judgments."""
+        """Split the judgments by purpose. Raise a UserError if data are invalid or a held-out rule has no judgments."""
         config = self.config
         read = partial(read_judgments, skip_bad_rows=config.skip_bad_rows, rules=rules, files=config.rules)
         judged = read(train_data)
@@ -288,7 +288,7 @@ class RuleTrainer:
         return split._replace(validation=held_out.train, unseen=[*split.unseen, *held_out.unseen])
 
     def train(self) -> Path:
-        """Train from the last checkpoint on; return the folder of the best model."""
+        """Train from the last checkpoint. Return the folder of the best model."""
         config = self.config
         with self.engine.run:
             return train(self.form, self.engine, self.order, self.held_out, config.train_data, config.eval_steps)

@@ -1,4 +1,4 @@
-"""The one place that knows T5 from GPT and BERT; every other module speaks of prompts and responses."""
+"""The only package that distinguishes T5, GPT and BERT. All other modules work with prompts and responses."""
 
 from align.models.backbone.classifier import classifier_head, is_classifier, require_classifier
 from align.models.backbone.contract import Backbone

@@ -1,8 +1,8 @@
-"""The attention kernel that models are loaded with, and a kernel for short rows in bfloat16 on a CPU.
+"""The attention kernel of loaded models, and a kernel for short rows in bfloat16 on a CPU.
 
 torch's fused CPU kernel is made for long rows. Forward and backward over 2,048 tokens of a layer of SmolLM2-135M it takes
 27 ms at 64 columns, this one 9; at 256 columns 38 and 36 (benchmarks/attention.py of commit af7d9de, two cores with
-avx512_bf16). Nothing of size L x L is kept for the backward pass: probabilities are computed again.
+avx512_bf16). No L x L tensor is kept for the backward pass: probabilities are recomputed.
 """
 
 import sys
@@ -18,11 +18,11 @@ from transformers.masking_utils import sdpa_mask
 
 SDPA = "align_sdpa"
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "cache", "s_aux")
-"""Arguments that few models pass to attention; such calls go to transformers' own kernel."""
+"""Arguments that few models pass to attention. Such calls go to transformers' kernel."""
 
 
 def best_kernel(model: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Return the name of the attention implementation of transformers to load a model with.
+    """Return the name of transformers' attention implementation for loading a model.
 
     Some classes (DeBERTa, GPT-J, Bloom) have only eager attention; Falcon chooses among its implementations. T5 trains a
     bias inside its attention, for which fused kernels have no gradient. Training and scoring would use different kernels,
@@ -44,7 +44,7 @@ def _attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """Compute transformers' SDPA attention, with faster equivalent paths on a CPU."""
-    if attention_mask is not None and not isinstance(attention_mask, Tensor):  # a mask of blocks
+    if attention_mask is not None and not isinstance(attention_mask, Tensor):  # a block mask
         return flex_attention_forward(module, query, key, value, attention_mask, scaling, **settings)[0], None
     length = query.shape[2]
     plain = (
@@ -58,8 +58,8 @@ def _attention(
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return short_attention(query, key, value, bias, scale).transpose(1, 2).contiguous(), None
     if plain and attention_mask is None and length == 1:
-        # Where query heads share keys and values and there is a mask, transformers makes these heads the rows of one
-        # query; without a mask it leaves the sharing to torch, whose kernel is three to four times slower at one token.
+        # If query heads share keys and values and there is a mask, make these heads the rows of one query. Without a
+        # mask, transformers leaves the sharing to torch, whose kernel is three to four times slower at one token.
         attention_mask = query.new_zeros(1, 1, 1, key.shape[2])
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **settings)
 
@@ -80,7 +80,7 @@ AttentionMaskInterface.register(SDPA, sdpa_mask)
 
 
 MAX_LENGTH = 256
-"""Columns up to which it is used; from 512 on it is slower than torch's kernel."""
+"""Maximum number of columns for this kernel; from 512 on, it is slower than torch's."""
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -97,7 +97,7 @@ def short_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, sca
     """
     batch, heads, length, width = query.shape
     shared = [states.reshape(-1, length, states.shape[-1]) for states in (key, value)]
-    # The heads of a group are rows of one query: nothing is repeated.
+    # The heads of a group are rows of one query, so keys and values are not repeated.
     grouped = query.reshape(len(shared[0]), -1, width)
     output: Tensor = _ShortAttention.apply(grouped, *shared, bias, scale)  # type: ignore[no-untyped-call]
     return output.view(batch, heads, length, -1)
@@ -136,7 +136,7 @@ class _ShortAttention(torch.autograd.Function):
 # ------------------------------------------------- FlexAttention, for rows that several responses share (`block_attention`)
 
 BLOCK = 128
-"""Columns of a block of FlexAttention's masks; blocks that no token sees are skipped."""
+"""Block size of FlexAttention's masks, in columns. Blocks that no token sees are skipped."""
 
 
 def block_mask(segments: Tensor, whole_prompt: bool = False) -> BlockMask:

@@ -1,4 +1,4 @@
-"""Reward models on disk: the form that transformers, PEFT and TRL load as a classifier with one label."""
+"""Reward models on disk, in the format that transformers, PEFT and TRL load as a classifier with one label."""
 
 import copy
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from align.models.backbone.encoder_decoder import EncoderDecoderBackbone
 from align.models.backbone.user_changes import require_plain_head, require_published_forward
 
 CLASSIFIER = "ForSequenceClassification"
-"""The end of the name of each transformers class of sequence classifiers."""
+"""Suffix of the names of transformers' sequence classifier classes."""
 
 
 def is_classifier(config: PreTrainedConfig) -> bool:
@@ -59,12 +59,12 @@ def save_classifier(
     """Save a backbone with a reward head as a classifier with one label.
 
     A decoder becomes the class that TRL's RewardTrainer makes, an encoder keeps its class. An encoder-decoder stays a
-    language model: transformers' T5 classifier reads one text with both halves, which is another model.
+    language model: transformers' T5 classifier passes one text to both encoder and decoder, which is another model.
 
     Args:
-        state: whole weights by their names in `backbone.model`.
+        state: full weights by their names in `backbone.model`.
         head: [1, H] weight.
-        pad_id: of a classifier that reads its last token; None: it reads single rows only.
+        pad_id: padding token of a classifier that reads the last token. If None, it accepts only single rows.
     """
     if isinstance(backbone, EncoderDecoderBackbone):
         backbone.model.save_pretrained(folder, state_dict=dict(state))
@@ -85,7 +85,7 @@ def save_classifier(
 
 
 def classifier_adapter(backbone: Backbone, name: str, head: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the changes to the PEFT config of the reward adapter `name`, and its further tensors by their names."""
+    """Return the changes to the PEFT config of the reward adapter `name`, and its further tensors by name."""
     if isinstance(backbone, EncoderDecoderBackbone):
         return {}, {}
     modules, tensors = ["classifier", "score"], {"score.weight": head.to(backbone.model.dtype)}
@@ -93,7 +93,7 @@ def classifier_adapter(backbone: Backbone, name: str, head: Tensor) -> tuple[dic
         last = backbone.summary_state.place.split(".")[0]
         modules, tensors = [*head_modules(backbone.model), last], classifier_tensors(backbone, head)
     assert backbone.peft is not None
-    # PEFT writes a whole module that the config does not list into the base.
+    # PEFT writes a full module that the config does not list into the base.
     modules = sorted({*modules, *(getattr(backbone.peft.peft_config[name], "modules_to_save", None) or ())})
     changes = {"task_type": "SEQ_CLS", "modules_to_save": modules}
     return changes, {f"base_model.model.{name}": value for name, value in tensors.items()}

@@ -1,9 +1,9 @@
 """The interface of every model to the other modules: prompts and responses.
 
-A decoder reads a prompt and its response as one row of tokens; an encoder-decoder reads the prompt with its encoder and the
-response with its decoder. Both return hidden states: `hidden[:, t]` predicts response token t, and `hidden[:, length]` is
-the state after the last token. An encoder has no such states. All kinds have a `summary` of a prompt and a response, from
-which a reward is read.
+A decoder processes a prompt and its response as one row of tokens. An encoder-decoder processes the prompt with its encoder
+and the response with its decoder. Both return hidden states: `hidden[:, t]` predicts response token t, and
+`hidden[:, length]` is the state after the last token. An encoder has no such states. All kinds have a `summary` of a prompt
+and a response, the input of a reward head.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from align.core.tensor_ops import Padded
 
 @dataclass(eq=False)
 class DecodingState:
-    """The state of sampling between tokens: the cache, and which of its columns are padding."""
+    """The state of sampling between tokens: the cache and its padding mask."""
 
     cache: Any
     attention_mask: Tensor
@@ -37,11 +37,11 @@ class DecodingState:
     """[B, L, H] of an encoder-decoder's prompts."""
 
     def is_worth_selecting(self, left: int) -> bool:
-        """Whether to drop ended rows if `left` rows have not ended."""
+        """Return whether to drop finished rows if `left` rows are unfinished."""
         return left < len(self.positions)
 
     def select(self, rows: Tensor) -> None:
-        """Keep `rows` [kept] (int64), those that have not ended."""
+        """Keep only the unfinished `rows` [kept] (int64)."""
         self.cache.batch_select_indices(rows)
         self.attention_mask = self.attention_mask[rows]
         self.positions = self.positions[rows]
@@ -55,13 +55,13 @@ class Backbone(nn.Module):
     Attributes:
         model: the transformers model, with adapter layers inside if there are any.
         prompt_in_row: True if one row of tokens holds a prompt and its response (decoders, encoders).
-        shares_prompts: whether several responses to a prompt can be read in one row.
-        recomputes: whether the backward pass computes the activations of layers again (gradient checkpointing).
+        shares_prompts: whether one row can hold several responses to a prompt.
+        recomputes: whether the backward pass recomputes the activations of layers (gradient checkpointing).
     """
 
     prompt_in_row: bool
     causal = False
-    """Whether each token, of the prompt too, sees only earlier tokens. A response may then hold several turns of a
+    """Whether each token, including prompt tokens, sees only earlier tokens. A response may then hold several turns of a
     conversation, and a language-model loss can be taken on the prompt."""
     block_attention = False
     """Whether masks are FlexAttention's (`align.models.backbone.attention.block_mask`); only decoders have any."""
@@ -71,7 +71,7 @@ class Backbone(nn.Module):
         self.model = model
         # Outside the module tree: the adapter layers are already inside `model` and must not be listed twice.
         self._unlisted: dict[str, PeftModel | None] = {"peft": peft_model}
-        self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context; None: none entered
+        self._entered_adapter: tuple[str | None] | None = None  # of the innermost `adapter` context, or None
         self.shares_prompts = self.recomputes = False
 
     @property
@@ -81,7 +81,7 @@ class Backbone(nn.Module):
 
     @property
     def called_modules(self) -> list[nn.Module]:
-        """The modules of the model that a pass calls, besides its vocabulary matrix."""
+        """The modules of the model that a forward pass calls, except its vocabulary matrix."""
         return [self.model.base_model]
 
     @property
@@ -92,18 +92,18 @@ class Backbone(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.model.device
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens in one row (prompt and response together for a decoder); None: no limit."""
+        """Maximum tokens per row (prompt and response together for a decoder), or None for no limit."""
         config = self.model.config
         limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return int(limit) if limit else None
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
-        """Return whether the model can read a prompt and a response of these lengths."""
+        """Return whether a prompt and a response of these lengths fit the model's context."""
         return self.context_length is None or prompt_length + response_length <= self.context_length
 
     def require_fit(self, prompt_length: int, response_length: int, where: str) -> None:
@@ -115,28 +115,28 @@ class Backbone(nn.Module):
             )
 
     def tokens_in_memory(self, prompt_length: int, response_lengths: Sequence[int]) -> int:
-        """Return the tokens that reading a prompt with its responses holds in memory, by which micro-batches are cut."""
+        """Return the number of tokens in memory for a prompt with its responses, used to split micro-batches."""
         return len(response_lengths) * (prompt_length + max(response_lengths))
 
     def hidden(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
         """Return hidden states [B, T+1, H] of B responses.
 
         Args:
-            prompt: P prompts; each is read once, however many responses it has, if `shares_prompts`.
+            prompt: P prompts. With `shares_prompts`, each is processed once, however many responses it has.
             response: B responses.
-            prompt_of_response: [B] the prompt of each response, ascending; None: response i answers prompt i.
+            prompt_of_response: [B] prompt index of each response, ascending. If None, response i answers prompt i.
 
         Returns:
             `[:, t]` predicts response token t; `[:, t+1]` is the state after it. Values past a response's length are
             undefined.
 
         Raises:
-            UserError: for an encoder.
+            UserError: if the model is an encoder.
         """
         refuse_language_model(self.model.config.model_type)
 
     def summary(self, prompt: Padded, response: Padded, prompt_of_response: Tensor | None = None) -> Tensor:
-        """Return one state [B, H] of each prompt with its response, from which a reward is read; arguments as for `hidden`.
+        """Return one state [B, H] per prompt with its response, the input of a reward head. Arguments are as for `hidden`.
 
         It is the state after the response's last token, or the output of an encoder's pooler.
         """
@@ -144,11 +144,11 @@ class Backbone(nn.Module):
         return hidden[torch.arange(len(response.lengths), device=hidden.device), response.lengths]
 
     def prefill(self, prompt: Padded) -> tuple[DecodingState, Tensor]:
-        """Read prompts for sampling; return the decoding state and the hidden state [B, H] that predicts token 0."""
+        """Process prompts for sampling. Return the decoding state and the hidden state [B, H] that predicts token 0."""
         refuse_language_model(self.model.config.model_type)
 
     def reserve(self, state: DecodingState, room: int) -> DecodingState:
-        """Return a state with room for `room` more tokens, whose steps a GPU replays; the same state if it cannot."""
+        """Return a state with room for `room` more tokens, whose steps a GPU replays, or the same state if it cannot."""
         return state
 
     def decode_step(self, state: DecodingState, tokens: Tensor) -> Tensor:
@@ -182,10 +182,10 @@ class Backbone(nn.Module):
     def adapter(self, name: str | None) -> Iterator[None]:
         """Compute with the adapter `name`, or with the bare base for None.
 
-        PEFT's own switches change `requires_grad`, which must not change under an optimizer or a DeepSpeed engine: only the
-        two fields that select the computation are set, and restored at the end.
+        PEFT's methods change `requires_grad`, which must not change under an optimizer or a DeepSpeed engine. This context
+        sets only the two fields that select the computation, and restores them on exit.
         """
-        wrappers = (BaseTunerLayer, AuxiliaryTrainingWrapper)  # the latter: whole modules that an adapter brings along
+        wrappers = (BaseTunerLayer, AuxiliaryTrainingWrapper)  # the latter: full modules in an adapter
         layers = [layer for layer in self.model.modules() if isinstance(layer, wrappers)]
         outer, self._entered_adapter = self._entered_adapter, (name,)
         before = [(layer._active_adapter, layer._disable_adapters) for layer in layers]
@@ -203,7 +203,7 @@ class Backbone(nn.Module):
     def recompute_contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return contexts for `context_fn` of gradient checkpointing.
 
-        The backward pass recomputes a block after its `adapter` context has ended; it must use the same adapter.
+        The backward pass recomputes a block after its `adapter` context has exited. It must use the same adapter.
         """
         return nullcontext(), self._recompute(self._entered_adapter)
 
@@ -214,10 +214,10 @@ class Backbone(nn.Module):
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Let layers save no activations inside, if `recomputes` is set and gradients are on.
+        """Disable saving of activations in this context, if `recomputes` is set and gradients are on.
 
-        Transformers recomputes layers in training mode only. They are in it inside this context alone: the model stays in
-        evaluation mode for all other uses, also after an error.
+        transformers recomputes layers only in training mode. Layers are in training mode only inside this context; the model
+        stays in evaluation mode for all other uses, also after an error.
         """
         if not (self.recomputes and torch.is_grad_enabled()):
             yield
@@ -238,7 +238,7 @@ class Backbone(nn.Module):
 
 
 def refuse_language_model(model_type: str, name: str = "") -> NoReturn:
-    """Raise a UserError: an encoder is no language model."""
+    """Raise a UserError: an encoder is not a language model."""
     raise UserError(
         f"{f'model {name!r}: ' if name else ''}model type '{model_type}' reads text in both directions (an encoder): it can "
         "be a reward model or a judge, not a language model; choose a decoder (GPT style) or an encoder-decoder (T5 style)"

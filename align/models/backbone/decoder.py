@@ -1,4 +1,4 @@
-"""Models of GPT style, and how prompts and responses are packed into their rows."""
+"""GPT-style models, and the packing of prompts and responses into their rows."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ class DecoderBackbone(Backbone):
     With one response a row, causal attention needs no mask (the fast kernel). With several, a 4-D additive mask lets each
     response see the prompt and itself, and positions restart after the prompt.
 
-    A prefix language model (`prefix_lm` in its config) always has a mask: its prompt tokens see the whole prompt (UniLM,
+    A prefix language model (`prefix_lm` in its config) always has a mask: its prompt tokens see the full prompt (UniLM,
     arXiv 1905.03197; T5, arXiv 1910.10683, figure 4).
     """
 
@@ -39,7 +39,7 @@ class DecoderBackbone(Backbone):
     def can_pack(self, longest: int) -> bool:
         """Return whether responses may share their prompt's row if prompt and longest response have `longest` tokens.
 
-        A 4-D mask replaces the model's sliding window: a text has to fit that window.
+        A 4-D mask replaces the model's sliding window, so the text must fit the window.
         """
         window = sliding_window(self.model.config)
         return self.shares_prompts and (window is None or longest <= window)
@@ -78,7 +78,7 @@ class DecoderBackbone(Backbone):
         return DecodingState(cache, attention_mask, prompt.lengths.clone()), states[:, -1]
 
     def reserve(self, state: DecodingState, room: int) -> DecodingState:
-        # Where responses can share a prompt's row, the model reads any mask and any positions.
+        # If responses can share a prompt's row, the model accepts any mask and any positions.
         static = room > 0 and self.shares_prompts and can_decode_statically(self.model, state)
         return StaticDecodingState(state, self.model, room) if static else state
 
@@ -98,7 +98,7 @@ class DecoderBackbone(Backbone):
 
 
 class PackedRows(NamedTuple):
-    """Rows of prompts with their responses, and where each response's states are."""
+    """Rows of prompts with their responses, and the indices of each response's states."""
 
     ids: Tensor
     """[P, L] padded on the right; L is the longest row of a prompt with its responses."""
@@ -116,14 +116,14 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
     """Put each prompt and its responses into one row, without padding between them.
 
     Args:
-        prompt_of_response: [B] the prompt of each response, ascending; None: response i answers prompt i.
-        multiple: L is a multiple of it; FlexAttention compiles a kernel for each L.
+        prompt_of_response: [B] prompt index of each response, ascending. If None, response i answers prompt i.
+        multiple: L is rounded up to a multiple, because FlexAttention compiles a kernel for each L.
     """
     device, count, width = prompt.ids.device, len(response.lengths), response.ids.shape[1]
     prompt_of = torch.arange(count, device=device) if prompt_of_response is None else prompt_of_response
-    before = torch.cumsum(response.lengths, 0) - response.lengths  # response tokens before each, over all rows
+    before = torch.cumsum(response.lengths, 0) - response.lengths  # response tokens before each response, over all rows
     first = torch.searchsorted(prompt_of, torch.arange(len(prompt.lengths), device=device))  # each row's first response
-    start = prompt.lengths[prompt_of] + before - before[first][prompt_of]  # [B] column where a response begins
+    start = prompt.lengths[prompt_of] + before - before[first][prompt_of]  # [B] first column of each response
     row_lengths = prompt.lengths.index_add(0, prompt_of, response.lengths)
     length = -(-int(row_lengths.max()) // multiple) * multiple
 
@@ -134,13 +134,13 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
     positions[:] = torch.arange(length, device=device)
     segments[length_mask(prompt.lengths, length)] = 0
 
-    number, offset = response.mask().nonzero(as_tuple=True)  # once: the CPU waits for a GPU's answer
+    number, offset = response.mask().nonzero(as_tuple=True)  # only once, because the CPU waits for the GPU
     rows, columns = prompt_of[number], start[number] + offset
     ids[rows, columns] = response.ids[number, offset]
     positions[rows, columns] = prompt.lengths[rows] + offset
     segments[rows, columns] = number - first[rows] + 1
 
-    # The columns of a shared row outnumber the positions that a model has a table for; padding must not point past it.
+    # A shared row has more columns than the model's position table; padding must not index past the table.
     positions = positions.masked_fill(segments < 0, 0)
     after = (start[:, None] + torch.arange(width, device=device)).clamp(max=length - 1)
     column = torch.cat([prompt.lengths[prompt_of][:, None] - 1, after], dim=1)
@@ -148,11 +148,11 @@ def pack_rows(prompt: Padded, response: Padded, prompt_of_response: Tensor | Non
 
 
 def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False) -> Tensor:
-    """Return an additive mask [P, 1, L, L]: a token sees its prompt, and its own response up to itself.
+    """Return an additive mask [P, 1, L, L]: a token sees its prompt, and its response up to itself.
 
     Args:
         segments: [P, L] from `pack_rows`.
-        whole_prompt: prompt tokens see all of the prompt.
+        whole_prompt: whether prompt tokens see the full prompt.
     """
     own, other = segments[:, :, None], segments[:, None, :]
     causal = torch.ones(own.shape[1], own.shape[1], dtype=torch.bool, device=segments.device).tril()
@@ -164,11 +164,11 @@ def packed_mask(segments: Tensor, dtype: torch.dtype, whole_prompt: bool = False
 
 
 def is_prefix_lm(config: PreTrainedConfig) -> bool:
-    """Return whether a decoder's prompts see themselves whole, as noted in its config by `make_prefix_lm`."""
+    """Return whether prompt tokens of a decoder see the full prompt, as set in its config by `make_prefix_lm`."""
     return bool(getattr(config, "prefix_lm", False))
 
 
 def sliding_window(config: PreTrainedConfig) -> int | None:
-    """Return the smallest number of tokens that a layer of a decoder looks back; None: all."""
+    """Return the smallest attention window of a decoder's layers in tokens, or None if unlimited."""
     named = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
     return min((int(window) for window in named if window), default=None)

@@ -1,6 +1,6 @@
-"""Sources of randomness and of batch-dependent rounding in a model, which are off in all roles.
+"""Sources of randomness and of batch-dependent rounding in a model, which are disabled in all roles.
 
-PPO needs the same log-probs each time a text is read (the N implementation details).
+PPO needs the same log-probs in each forward pass (the N implementation details).
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def is_dropout_rate(name: str, value: Any) -> bool:
-    """Return whether a setting of a config, or an attribute of a module, is the rate of something random in training."""
+    """Return whether a config setting, or an attribute of a module, is a rate of randomness in training."""
     # dropout, layerdrop, attn_pdrop, drop_path_rate, router_jitter_noise
     return isinstance(value, float) and ("drop" in name or "jitter" in name)
 
@@ -39,11 +39,11 @@ class Router(NamedTuple):
     name: str
     module: nn.Module
     output: int
-    """Which of its outputs are the logits."""
+    """Index of the logits in its outputs."""
 
 
 def routers_of(model: PreTrainedModel) -> list[Router]:
-    """Return the routers of a model, as transformers itself finds them; none if it has no experts."""
+    """Return the routers of a model, as transformers finds them; empty without experts."""
     parts = (part for part in model.modules() if isinstance(part, PreTrainedModel))
     known = {
         recorder.target_class: recorder.index
@@ -58,7 +58,7 @@ def routers_of(model: PreTrainedModel) -> list[Router]:
 def compute_routers_in_float32(model: PreTrainedModel) -> None:
     """Let the routers of a model in bfloat16 multiply in float32 (Switch Transformers, arXiv 2101.03961, section 2.4).
 
-    A product that is rounded to 8 bits would send a token to another expert in another batch. Switch's own does so already.
+    A product rounded to 8 bits could route a token to another expert in another batch. Switch's router already uses float32.
     """
     for router in routers_of(model):
         module = router.module

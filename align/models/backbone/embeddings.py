@@ -1,7 +1,7 @@
 """Gradients of bfloat16 embeddings, summed in float32 on a CPU.
 
-torch adds up the gradients of equal tokens in the weight's format. In bfloat16, with 8 bits, the sum over a frequent token
-stops growing.
+torch sums the gradients of equal tokens in the weight's dtype. In bfloat16, with 8 significant bits, the sum over a frequent
+token stops growing.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 
 def sum_embedding_gradients_in_float32(model: PreTrainedModel) -> None:
-    """Let the embeddings of a model in bfloat16 add up their gradients in float32 on a CPU."""
+    """Let the embeddings of a bfloat16 model sum their gradients in float32 on a CPU."""
     for module in model.modules():
         if type(module) is nn.Embedding and "forward" not in vars(module) and module.max_norm is None and not module.sparse:
             module.forward = partial(_embed, module, module.forward)  # type: ignore[method-assign]
@@ -34,14 +34,14 @@ class _Embedding(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, ids: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
-        """Rows [.., H] of ids [..]."""
+        """Return rows [.., H] of ids [..]."""
         context.save_for_backward(ids)
         context.shape, context.padding_idx = weight.shape, padding_idx
         return embedding(ids, weight)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[None, Tensor, None]:
-        """The gradient [V, H] of the weight in bfloat16."""
+        """Return the gradient [V, H] of the weight in bfloat16."""
         (ids,), (gradient,) = context.saved_tensors, gradients
         rows = gradient.reshape(-1, gradient.shape[-1])
         total = torch.zeros(context.shape, dtype=torch.float32).index_add_(0, ids.reshape(-1), rows.float())

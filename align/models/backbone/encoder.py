@@ -1,4 +1,4 @@
-"""Models of BERT style: they read text in both directions, and cannot generate."""
+"""BERT-style models: bidirectional, without generation."""
 
 import torch
 from peft import PeftModel
@@ -11,7 +11,7 @@ from align.models.backbone.decoder import pack_rows
 
 
 class SummaryState(nn.Module):
-    """Takes the place of a classifier's last matrix `removed`, called `place`: the model then returns the matrix's input."""
+    """Replaces a classifier's last matrix `removed`, named `place`, so that the model returns the matrix's input."""
 
     def __init__(self, place: str, matrix: nn.Linear) -> None:
         super().__init__()
@@ -23,12 +23,12 @@ class SummaryState(nn.Module):
         return self._unlisted[0]
 
     def forward(self, state: Tensor) -> Tensor:
-        """States [B, H], unchanged."""
+        """Return states [B, H] unchanged."""
         return state
 
 
 def expose_summary(model: PreTrainedModel) -> SummaryState:
-    """Put a `SummaryState` in the place of a classifier's last matrix, unless one is there."""
+    """Replace a classifier's last matrix with a `SummaryState`, unless already done."""
     for module in model.modules():
         if isinstance(module, SummaryState):
             return module
@@ -44,7 +44,7 @@ def expose_summary(model: PreTrainedModel) -> SummaryState:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """Return the modules between states and summary state (poolers), which pretraining may have left out."""
+    """Return the modules between states and summary state (poolers), which pretraining may lack."""
     inside = (
         [f"{model.base_model_prefix}.pooler"] if isinstance(getattr(model.base_model, "pooler", None), nn.Module) else []
     )
@@ -56,21 +56,21 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def position_limit(model: PreTrainedModel) -> int | None:
-    """Return the most tokens that a model has positions for; None: no limit."""
+    """Return the maximum number of positions of a model, or None for no limit."""
     config = model.config
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if not limit:
         return None
     tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
     first = next((table.padding_idx for table in tables if isinstance(table, nn.Embedding)), None)
-    return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from behind its padding id
+    return int(limit) if first is None else int(limit) - first - 1  # RoBERTa counts from its padding id
 
 
 class EncoderBackbone(Backbone):
-    """BERT style: a row holds a prompt and one response as a pair, with token types where the model has them.
+    """BERT style: a row holds a prompt and one response as a pair, with token types if the model has them.
 
-    The tokenizer writes the marks of a pair (`[CLS] prompt [SEP]`, `response [SEP]`), see `PairTokenization`. A reward reads
-    the input of the classifier's last matrix.
+    The tokenizer writes the marks of a pair (`[CLS] prompt [SEP]`, `response [SEP]`), see `PairTokenization`. A reward head
+    uses the input of the classifier's last matrix.
     """
 
     prompt_in_row = True
@@ -79,7 +79,7 @@ class EncoderBackbone(Backbone):
         super().__init__(model, peft_model)
         self.summary_state = expose_summary(model)
         if getattr(model.config, "attention_type", None) == "block_sparse":
-            # BigBird attends to the last block of a batch's width from everywhere, so that its sparse states depend on the
+            # BigBird attends to the last block of a batch's width from all positions, so its sparse states depend on the
             # padding; and once it has read a short row, it reads long ones in full too.
             model.base_model.set_attention_type("original_full")  # type: ignore[operator]
             model.config.attention_type = "original_full"
@@ -109,7 +109,7 @@ class EncoderBackbone(Backbone):
 
 
 def classifier_tensors(backbone: EncoderBackbone, head: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a classifier's last matrix by their names: a head [1, H] and a bias of 0."""
+    """Return the tensors of a classifier's last matrix by name: a head [1, H] and a bias of 0."""
     summary, dtype = backbone.summary_state, backbone.model.dtype
     tensors = {f"{summary.place}.weight": head.to(dtype)}
     if summary.removed.bias is not None:

@@ -1,4 +1,4 @@
-"""Models of T5 style."""
+"""T5-style models."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from align.core.tensor_ops import Padded
 from align.models.backbone.contract import Backbone, DecodingState
 
 NO_LIMIT = 2**31 - 1
-"""Tokens of a row that one expert takes."""
+"""Maximum tokens of a row per expert."""
 
 
 class EncoderDecoderBackbone(Backbone):
-    """T5 and BART style: the encoder reads the prompt once, the decoder reads the response after a start token."""
+    """T5 and BART style: the encoder processes the prompt once, the decoder processes the response after a start token."""
 
     prompt_in_row = False
 
@@ -30,8 +30,8 @@ class EncoderDecoderBackbone(Backbone):
             )
         for module in model.modules():
             if hasattr(module, "expert_capacity"):
-                # Switch drops the tokens of a row beyond an expert's capacity. Sampling reads token by token and drops none:
-                # scoring would be of another model.
+                # Switch drops the tokens of a row beyond an expert's capacity. Token-by-token sampling drops none, so
+                # scoring would use another model.
                 module.expert_capacity = NO_LIMIT  # type: ignore[assignment]
 
     @property
@@ -40,25 +40,25 @@ class EncoderDecoderBackbone(Backbone):
 
     @property
     def encoder(self) -> PreTrainedModel:
-        """Reads prompts."""
+        """Module that processes prompts."""
         encoder: PreTrainedModel = self.model.get_encoder()
         return encoder
 
     @property
     def decoder(self) -> PreTrainedModel:
-        """Reads responses."""
+        """Module that processes responses."""
         decoder: PreTrainedModel = self.model.get_decoder()
         return decoder
 
     def logits(self, hidden: Tensor) -> Tensor:
-        # A tied vocabulary matrix reads states divided by the root of H: in T5 and LongT5, never in mT5.
+        # Inputs of a tied vocabulary matrix are divided by sqrt(H) in T5 and LongT5, but never in mT5.
         config = self.model.config
         tied = config.tie_word_embeddings if config.model_type in ("umt5", "switch_transformers") else False
         divides = tied or getattr(config, "scale_decoder_outputs", False)
         return super().logits(hidden * config.d_model**-0.5 if divides else hidden)
 
     def fits(self, prompt_length: int, response_length: int) -> bool:
-        # T5's relative positions have no end: its `n_positions` is the length it was trained on. BART's table has one.
+        # T5's relative positions are unlimited: its `n_positions` is the training length. BART's position table is finite.
         limit = getattr(self.model.config, "max_position_embeddings", None)
         return limit is None or (prompt_length <= limit and response_length + 1 <= limit)
 
@@ -66,7 +66,7 @@ class EncoderDecoderBackbone(Backbone):
         return prompt_length + len(response_lengths) * (1 + max(response_lengths))
 
     def _encode(self, prompt: Padded) -> Tensor:
-        """[P, L, H] of P prompts."""
+        """Return encoder states [P, L, H] of P prompts."""
         with self.recomputing():
             states: Tensor = self.encoder(input_ids=prompt.ids, attention_mask=prompt.mask().long()).last_hidden_state
         return states

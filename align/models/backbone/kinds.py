@@ -1,4 +1,4 @@
-"""Which kind a model is; no other module asks."""
+"""Dispatch by the kind of a model."""
 
 from typing import Any
 
@@ -31,16 +31,16 @@ from align.models.backbone.verification import verify
 from align.runtime.sharding import readable
 
 PUBLISHED_CLASSES = {"LlamaForRewardModelWithGating": "align.extras.armo_rm:GatedLlama"}
-"""Classes of published models that transformers lacks, by their name in `architectures`, and what replaces their code."""
+"""Replacements for published model classes that transformers does not implement, by name in `architectures`."""
 
 
 def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: bool = True) -> Backbone:
-    """Return a backbone around `model`, whose dropout is switched off.
+    """Return a backbone around `model`, and disable the model's dropout.
 
     Args:
         model: a causal or sequence-to-sequence language model of transformers, or a sequence classifier.
         peft_model: the PEFT model whose adapter layers are inside `model`.
-        check: verify the model, and find out whether rows can share a prompt.
+        check: whether to verify the model and determine whether rows can share a prompt.
     """
     if hasattr(model.config, "text_config"):
         raise UserError(
@@ -61,7 +61,7 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
                 backbone.shares_prompts = verify(backbone)
         except (UserError, MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # an architecture that nobody has tried can fail in any way
+        except Exception as error:  # an untested architecture can fail in any way
             raise UserError(
                 f"model type '{model.config.model_type}' cannot be read ({reason(error)}); this architecture is not "
                 "supported"
@@ -70,7 +70,7 @@ def wrap(model: PreTrainedModel, peft_model: PeftModel | None = None, check: boo
 
 
 def _passed_by(backbone: Backbone) -> list[nn.Module]:
-    """Return the modules around a model's layers, which the backbone does not call."""
+    """Return the modules around a model's layers that the backbone does not call."""
     model, peft_model, called = backbone.model, backbone.peft, backbone.called_modules
     outer: list[nn.Module] = [] if peft_model is None else [peft_model, peft_model.base_model]
     inner = [] if model in called else [module for module in (model, model.base_model) if module not in called]
@@ -78,18 +78,18 @@ def _passed_by(backbone: Backbone) -> list[nn.Module]:
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Return whether a model reads text in both directions, according to its config."""
+    """Return whether a model is bidirectional, according to its config."""
     masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return masked and not config.is_encoder_decoder and not getattr(config, "is_decoder", False)
 
 
 def has_separate_encoder(config: PreTrainedConfig) -> bool:
-    """Return whether an encoder reads the prompt and a decoder the response (T5, BART)."""
+    """Return whether a model has an encoder for the prompt and a decoder for the response (T5, BART)."""
     return bool(config.is_encoder_decoder)
 
 
 def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
-    """Let a decoder's prompts see themselves whole; the setting is saved with the config."""
+    """Let prompt tokens of a decoder see the full prompt. The setting is saved with the config."""
     if config.is_encoder_decoder or is_encoder(config):
         raise UserError(f"prefix_lm: model '{name}' has an encoder, which reads prompts whole as it is; leave it off")
     window = sliding_window(config)
@@ -102,7 +102,7 @@ def make_prefix_lm(config: PreTrainedConfig, name: str) -> None:
 
 
 def published_class(config: PreTrainedConfig) -> Any:
-    """Return this package's class for a published model that transformers has no class for; None: transformers has one."""
+    """Return this package's class for a published model that transformers does not implement, else None."""
     name = next((name for name in config.architectures or [] if name in PUBLISHED_CLASSES), None)
     return import_object(PUBLISHED_CLASSES[name]) if name else None
 
@@ -119,7 +119,7 @@ def model_class(config: PreTrainedConfig) -> Any:
 
 
 def attention_kernel(config: PreTrainedConfig) -> str:
-    """Return the attention implementation of transformers to load a model with."""
+    """Return transformers' attention implementation for loading a model."""
     if published_class(config):
         return best_kernel(_get_model_class(config, AutoModelForCausalLM._model_mapping), config)
     mapping = model_class(config)._model_mapping
@@ -127,7 +127,7 @@ def attention_kernel(config: PreTrainedConfig) -> str:
 
 
 def use_block_attention(backbone: Backbone) -> None:
-    """Read rows that several responses share by FlexAttention instead of a dense mask."""
+    """Process rows with several responses by FlexAttention instead of a dense mask."""
     if not isinstance(backbone, DecoderBackbone):
         raise UserError("block_attention is for decoders, whose responses share a row; set block_attention to false")
     if backbone.model.config._attn_implementation != SDPA:
@@ -143,14 +143,14 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def new_modules(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the prefixes of weights that a pretrained checkpoint may lack, because they come with the task."""
+    """Return the prefixes of task-specific weights, which a pretrained checkpoint may lack."""
     if not is_encoder(model.config):
         return ()
     return (expose_summary(model).place, *(f"{name}." for name in head_modules(model)))
 
 
 def linear_layers(model: PreTrainedModel) -> list[str] | None:
-    """Return the linear layers of a mixture of experts that get adapters by default; None: PEFT decides.
+    """Return the linear layers of a mixture of experts that get adapters by default, or None for PEFT's choice.
 
     PEFT would adapt routers, and experts that are slices of one parameter.
     """

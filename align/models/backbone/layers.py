@@ -23,10 +23,10 @@ Modules = Sequence[tuple[str, nn.Module]]
 
 
 def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
-    """Return all that the FLOPs of a token depend on, with `adapter` in use (None: the bare base)."""
+    """Return the FLOPs profile of a token with `adapter` in use (the base without adapters if None)."""
     if isinstance(backbone, EncoderDecoderBackbone):
         return _encoder_decoder_profile(backbone, adapter)
-    if not isinstance(backbone.model, PreTrainedModel):  # a user's module, of which only the matrices are known
+    if not isinstance(backbone.model, PreTrainedModel):  # only the matrices of a user's module are known
         return FlopsProfile(Stack(matrices_of(backbone.model.named_modules(), adapter), 0), Matrices())
     base = backbone.model.base_model
     body, below = list(base.named_modules()), _layers_below(cast(PreTrainedModel, base), adapter)
@@ -43,7 +43,7 @@ def flops_profile(backbone: Backbone, adapter: str | None) -> FlopsProfile:
 
 
 def _encoder_decoder_profile(backbone: EncoderDecoderBackbone, adapter: str | None) -> FlopsProfile:
-    # The gradient of an encoder comes through every layer of the decoder.
+    # The gradient of an encoder passes through every layer of the decoder.
     below = () if _first_trained(backbone.encoder, adapter) else _layers_below(backbone.decoder, adapter)
     encoder, decoder = (list(stack.named_modules()) for stack in (backbone.encoder, backbone.decoder))
     # Keys and values of the attention to the prompt: names of T5 and of BART.
@@ -60,7 +60,7 @@ def _encoder_decoder_profile(backbone: EncoderDecoderBackbone, adapter: str | No
 def _stack(
     backbone: Backbone, modules: Modules, part: Literal["encoder", "decoder"], adapter: str | None, below: tuple[str, ...]
 ) -> Stack:
-    """Return a stack of layers, of which those `below` are not reached by the backward pass."""
+    """Return a stack of layers. The backward pass does not reach the layers `below`."""
     matrices = _matrices(backbone, modules, adapter, below)
     return Stack(matrices, _attention(backbone, part), _attention(backbone, part, len(below)))
 
@@ -73,7 +73,7 @@ def _matrices(backbone: Backbone, modules: Modules, adapter: str | None, below: 
 
 
 def _layers_below(stack: PreTrainedModel, adapter: str | None) -> tuple[str, ...]:
-    """Return the names, each with a dot at its end, of the layers below the first trained weight: all if there is none."""
+    """Return the names, each with a trailing dot, of the layers below the first trained weight, or all without one."""
     layers = [f"{name}.{number}." for name, found in layer_lists(stack).items() for number in range(len(found))]
     first = _first_trained(stack, adapter)
     lowest = next((number for number, layer in enumerate(layers) if first and first.startswith(layer)), 0)
@@ -81,7 +81,7 @@ def _layers_below(stack: PreTrainedModel, adapter: str | None) -> tuple[str, ...
 
 
 def _first_trained(stack: nn.Module, adapter: str | None) -> str | None:
-    """Return the name of the first weight that is trained while `adapter` is in use; None: no weight is."""
+    """Return the name of the first weight that is trained while `adapter` is in use, or None."""
     for name, weight in stack.named_parameters():
         parts = name.split(".")
         of_other_adapter = any(part.startswith("lora_") for part in parts) and adapter not in parts
@@ -91,17 +91,17 @@ def _first_trained(stack: nn.Module, adapter: str | None) -> str | None:
 
 
 def cache_elements_per_token(backbone: Backbone) -> int:
-    """Return the numbers that sampling keeps for each token: a key and a value in every layer."""
+    """Return the number of cached elements per token in sampling: a key and a value in every layer."""
     config = backbone.model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    # Falcon. Of its later form, transformers keeps a copy of shared keys and values for each query head.
+    # Falcon. For its later form, transformers caches a copy of shared keys and values for each query head.
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
         heads = 1
     return int(2 * _attention(backbone, "decoder") * heads // config.num_attention_heads)
 
 
 def _expert_share(backbone: Backbone) -> float:
-    """Return the share of a layer's experts that a token uses; 1 if there are none."""
+    """Return the fraction of a layer's experts that a token uses. 1 without experts."""
     config = backbone.model.config
     named = (getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     experts = next((count for count in named if count), None)
@@ -112,7 +112,7 @@ def _attention(backbone: Backbone, part: Literal["encoder", "decoder"], some_lay
     """Return layers times the heads of an attention layer times the width of a head (L H Q in PaLM's notation).
 
     Args:
-        some_layers: in place of the number of layers.
+        some_layers: overrides the number of layers.
     """
     config = backbone.model.config
     head = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
@@ -130,7 +130,7 @@ def _vocabulary(backbone: Backbone) -> Matrices:
 def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
     """Return a copy of a model with its first layer and every `step`-th after it, of the encoder and of the decoder.
 
-    The first is always kept: T5's holds the positions of all.
+    The first is always kept, because T5's first layer holds the positions of all layers.
     """
     stacks = layer_lists(model)
     if not stacks:
@@ -145,7 +145,7 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
         smaller.set_submodule(name, layers)
         for number, layer in enumerate(layers):
             for module in layer.modules():
-                if isinstance(getattr(module, "layer_idx", None), int):  # its place in the cache of keys and values
+                if isinstance(getattr(module, "layer_idx", None), int):  # its index in the key-value cache
                     module.layer_idx = number  # type: ignore[assignment]
     configs = (getattr(module, "config", None) for module in smaller.modules())
     for config in {id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values():
@@ -154,11 +154,11 @@ def with_every_layer(model: PreTrainedModel, step: int) -> PreTrainedModel:
 
 
 def layer_lists(model: PreTrainedModel) -> dict[str, nn.ModuleList]:
-    """Return the lists of layers of a model by their names: one, or those of the encoder and of the decoder."""
+    """Return the layer lists of a model by name: one, or one each for encoder and decoder."""
     counts = {getattr(model.config, name, None) for name in LAYER_COUNTS}
     found: dict[str, nn.ModuleList] = {}
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)  # T5's blocks hold lists, too
+        inside = any(name.startswith(f"{outer}.") for outer in found)  # T5's blocks contain lists, too
         if isinstance(module, nn.ModuleList) and len(module) in counts and not inside:
             found[name] = module
     return found

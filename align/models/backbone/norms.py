@@ -1,6 +1,6 @@
 """RMS norms by torch's kernel on a GPU.
 
-transformers computes x / rms(x) * weight in seven steps, each of which reads and writes all states; torch has one kernel.
+transformers computes x / rms(x) * weight in seven steps that each read and write all states. torch has one kernel.
 """
 
 from functools import partial
@@ -13,11 +13,11 @@ from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 EPSILONS = ("variance_epsilon", "eps")
-"""Names of the attribute with the number that is added to the mean square."""
+"""Names of the epsilon attribute, which is added to the mean square."""
 
 
 def fuse_norms(model: PreTrainedModel) -> None:
-    """Let the RMS norms of a model use torch's kernel on a GPU. On a CPU they stay as they are."""
+    """Let the RMS norms of a model use torch's kernel on a GPU. They are unchanged on a CPU."""
     kinds: dict[type[nn.Module], bool] = {}
     for module in model.modules():
         kind = type(module)
@@ -34,7 +34,7 @@ def _epsilon(module: nn.Module) -> float | None:
 
 @torch.no_grad()
 def _is_plain(module: nn.Module) -> bool:
-    """Return whether a module computes x / rms(x) * weight, and no bias, mean or 1 + weight (Gemma) is in it."""
+    """Return whether a module computes x / rms(x) * weight, without bias, mean or 1 + weight (Gemma)."""
     epsilon = _epsilon(module)
     if epsilon is None or isinstance(module, nn.RMSNorm) or [*module.state_dict()] != ["weight"]:
         return False
@@ -47,7 +47,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def norm_in_one_kernel(module: Any, forward: Any, states: Tensor, *gate: Tensor | None) -> Tensor:
-    """Return the output of an RMS norm; `forward` is its own computation, which alone reads a gate (Falcon H1)."""
+    """Return the output of an RMS norm: one kernel on CUDA, else the original `forward`, also with a gate (Falcon H1)."""
     if states.is_cuda and states.dtype == module.weight.dtype and not gate:
         return rms_norm(states, module.weight.shape, module.weight, _epsilon(module))
     plain: Tensor = forward(states, *gate)

@@ -1,8 +1,8 @@
-"""Decoding in a cache of fixed size, so that a GPU records the step of a token once and replays it.
+"""Decoding in a cache of fixed size, so that a GPU records a decoding step once and replays it.
 
-A step is hundreds of short kernels: a GPU runs them faster than a CPU launches them, and a growing cache is copied at every
-token. A CUDA graph launches all of them at once. Nothing may be allocated or waited for in it: keys and values go into
-columns that are there from the beginning, and a mask of fixed size marks those that count.
+A step has hundreds of short kernels, which a GPU runs faster than a CPU launches them, and a growing cache is copied each
+time. A CUDA graph launches all kernels at once. It must not allocate memory or synchronize: keys and values are written to
+preallocated columns, and a mask of fixed size marks the valid ones.
 """
 
 import torch
@@ -15,18 +15,18 @@ from align.models.backbone.determinism import routers_of
 from align.runtime.sharding import is_sharded
 
 DEVICES = {"cuda"}
-"""Where decoding is static: on a CPU a cache that grows costs less than columns that do not count yet."""
+"""Device types with static decoding. On a CPU, a growing cache costs less than unused columns."""
 COLUMNS_MULTIPLE = 16
-"""Attention kernels copy a mask whose rows do not begin at multiples of 16 bytes."""
+"""Mask columns are padded to this multiple: attention kernels copy masks with rows not aligned to 16 bytes."""
 
 
 class StaticDecodingState(DecodingState):
     """The state of a decoder with room for a number of further tokens.
 
     Args:
-        state: after the prompts were read; it is used up.
-        model: its config gives the shapes of the cache.
-        room: tokens that may still be appended.
+        state: state after the prompts, which is consumed.
+        model: model whose config gives the shapes of the cache.
+        room: maximum number of tokens to append.
     """
 
     def __init__(self, state: DecodingState, model: PreTrainedModel, room: int) -> None:
@@ -51,7 +51,7 @@ class StaticDecodingState(DecodingState):
         self.states = torch.empty(0)
 
     def is_worth_selecting(self, left: int) -> bool:
-        """Whether half of the rows have ended: each new batch is recorded anew, and a few rows less save little."""
+        """Return whether half of the rows are finished. Dropping fewer rows does not pay for recording a new graph."""
         return 2 * left <= len(self.positions)
 
     def select(self, rows: Tensor) -> None:
@@ -91,11 +91,11 @@ class StaticDecodingState(DecodingState):
         self.column.add_(1)
 
     def _record(self, body: nn.Module) -> torch.cuda.CUDAGraph:
-        """Record a step. A first step sets kernels up, which must not be recorded; it is computed and undone."""
+        """Record a step. A first step, which sets up kernels and must not be recorded, is computed and undone."""
         changed = [self.mask, self.positions, self.column, *(layer.cumulative_length for layer in self.cache.layers)]
         before = [value.clone() for value in changed]
         graph = torch.cuda.CUDAGraph()
-        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")  # NCCL's thread asks the GPU meanwhile
+        recording = torch.cuda.graph(graph, capture_error_mode="thread_local")  # NCCL's thread may query the GPU meanwhile
         # All graphs are recorded on one stream. cuBLAS keeps a workspace of up to 32 MiB for each stream that was ever used.
         stream = recording.capture_stream
         assert stream is not None
@@ -111,11 +111,11 @@ class StaticDecodingState(DecodingState):
 
 
 def can_decode_statically(model: PreTrainedModel, state: DecodingState) -> bool:
-    """Return whether steps of a model are recorded here.
+    """Return whether steps of a model can be recorded.
 
-    transformers marks the classes whose step takes no decision by value. Dynamic RoPE decides by the longest position, and
-    experts may be sent their tokens one by one. A cache of windows or recurrent states has another shape, and ZeRO-3 gathers
-    weights during a step.
+    transformers marks the classes whose step has no data-dependent control flow. Dynamic RoPE depends on the longest
+    position, and experts may receive their tokens one by one. A cache of windows or recurrent states has another shape,
+    and ZeRO-3 gathers weights during a step.
     """
     decides = not model._can_compile_fullgraph or "dynamic" in str(getattr(model.config, "rope_parameters", None))
     plain = isinstance(state.cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in state.cache.layers)

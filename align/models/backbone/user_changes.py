@@ -1,7 +1,7 @@
-"""Changes that a user made to a module: hooks, a replaced `forward`, a subclass.
+"""User changes to a module: hooks, a replaced `forward`, a subclass.
 
-A backbone calls a model's layers and its vocabulary matrix, and passes by the module around them. A change there would have
-no effect, so it is refused.
+A backbone calls a model's layers and its vocabulary matrix, but not the module around them. A change of that module would
+have no effect, so it is an error.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def _is_published(kind: type[Any]) -> bool:
 
 
 def require_unchanged(module: nn.Module, name: str, advice: str) -> None:
-    """Raise a UserError for a module with hooks or another `forward` than its class has; `name` is the module's."""
+    """Raise a UserError if a module has hooks or a replaced `forward`. `name` is the module's name."""
     if any(getattr(module, hooks, None) for hooks in HOOKS):
         raise UserError(f"{name} has a hook, which would not be called; {advice}")
     # accelerate replaces `forward` to move inputs to a device.
@@ -37,7 +37,7 @@ def require_unchanged(module: nn.Module, name: str, advice: str) -> None:
 
 
 def require_plain_head(head: nn.Linear, name: str) -> None:
-    """Raise a UserError for a head whose weights alone do not tell what it computes."""
+    """Raise a UserError if a head's weights do not determine its output, as in a subclass of Linear."""
     require_unchanged(head, name, HEAD_ADVICE)
     if type(head) is not nn.Linear:
         raise UserError(
@@ -47,7 +47,7 @@ def require_plain_head(head: nn.Linear, name: str) -> None:
 
 
 def require_published_forward(model: nn.Module) -> None:
-    """Raise a UserError for a classifier whose class defines `forward` itself, as a subclass may."""
+    """Raise a UserError if a classifier's class overrides `forward`, as a subclass may."""
     if _is_own(type(model)):
         raise UserError(
             f"its class {type(model).__name__} has a forward of its own, which would not be called; give a reward function "

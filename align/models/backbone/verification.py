@@ -17,7 +17,7 @@ def verify(backbone: Backbone) -> bool:
     was_training = model.training
     model.train(False)
     try:
-        if isinstance(backbone, EncoderBackbone):  # each row is read whole, into one state
+        if isinstance(backbone, EncoderBackbone):  # one state per row
             _require_padding_is_ignored(backbone)
             return False
         shares_prompts = _can_share_prompts(backbone)
@@ -34,7 +34,7 @@ def verify(backbone: Backbone) -> bool:
 
 
 def _require_whole_prompts(backbone: Backbone, shares_prompts: bool) -> None:
-    """A prefix language model needs an attention that takes any mask, with separate positions."""
+    """Require an attention that accepts any mask with separate positions, which a prefix language model needs."""
     name = f"prefix_lm: {_name(backbone)}"
     if not shares_prompts:
         raise UserError(f"{name} takes no mask over a whole prompt (its positions, as ALiBi's, are part of its attention)")
@@ -50,9 +50,9 @@ def _require_whole_prompts(backbone: Backbone, shares_prompts: bool) -> None:
 
 
 def _tolerance(backbone: Backbone, states: Tensor) -> float:
-    """Return the largest difference allowed between states computed in batches of other shapes.
+    """Return the maximum difference allowed between states from batches of different shapes.
 
-    bfloat16 keeps 8 bits: products summed in another order differ by a few units in the last place.
+    bfloat16 has 8 significant bits, so products summed in another order differ by a few units in the last place.
     """
     relative = 1e-3 if backbone.model.dtype == torch.float32 else 0.1
     return relative * max(1.0, float(states.abs().max()))
@@ -61,8 +61,8 @@ def _tolerance(backbone: Backbone, states: Tensor) -> float:
 def _rows(backbone: Backbone, *rows: list[int]) -> Padded:
     """Return rows of tokens from the middle of the vocabulary.
 
-    The first tokens often are special and rarely read in training: SmolLM2-135M's states of them are so unstable that
-    another kernel's rounding in bfloat16 changes them by more than their size.
+    The first tokens are often special and rare in training: SmolLM2-135M's states for them are so unstable that another
+    kernel's rounding in bfloat16 changes them by more than their size.
     """
     size = backbone.model.config.vocab_size
     return Padded.from_lists([[(size // 2 + token) % size for token in row] for row in rows]).to(backbone.device)
@@ -73,10 +73,10 @@ def _name(backbone: Backbone) -> str:
 
 
 def _require_causality(backbone: Backbone) -> None:
-    """A later response token must not change an earlier state."""
+    """Require that a later response token does not change an earlier state."""
     prompt = _rows(backbone, [5, 6, 7])
     first, second = (backbone.hidden(prompt, _rows(backbone, [8, 9, last])) for last in (4, 11))
-    # The shapes are the same and what comes later weighs exactly 0, so that even bfloat16 should give equal bits here.
+    # Shapes are equal and later tokens have weight exactly 0, so even bfloat16 should give equal bits here.
     limit = 0.01 * _tolerance(backbone, first)
     change = float((first[:, :-1].float() - second[:, :-1].float()).abs().max())
     if not change <= limit:
@@ -87,7 +87,7 @@ def _require_causality(backbone: Backbone) -> None:
 
 
 def _require_padding_is_ignored(backbone: Backbone) -> None:
-    """A row must have the same states alone and in a batch with a longer one."""
+    """Require the same states for a row in a batch of one and in a batch with a longer row."""
     short, long = ([5, 6], [8, 9]), ([7, 5, 9, 3, 6], [4, 11, 3, 10])
     alone = _read(backbone, _rows(backbone, short[0]), _rows(backbone, short[1]))
     prompts, responses = _rows(backbone, short[0], long[0]), _rows(backbone, short[1], long[1])
@@ -110,15 +110,15 @@ def _refill_padding(rows: Padded) -> Padded:
 
 
 def _read(backbone: Backbone, prompt: Padded, response: Padded) -> Tensor:
-    """[B, ..]: all outputs of a backbone for responses."""
+    """Return all outputs [B, ..] of a backbone for responses."""
     if isinstance(backbone, EncoderBackbone):
         return backbone.summary(prompt, response)
     return backbone.hidden(prompt, response)
 
 
 def _require_own_logits(backbone: Backbone) -> None:
-    """The logits for response tokens must be those of the model's own forward pass."""
-    prompt, response = _rows(backbone, [5]), _rows(backbone, [6, 7, 8, 9])  # one token is a whole prompt to every model
+    """Require the logits of response tokens to equal the logits of the model's forward pass."""
+    prompt, response = _rows(backbone, [5]), _rows(backbone, [6, 7, 8, 9])  # one token is a valid prompt for every model
     computed = backbone.logits(backbone.hidden(prompt, response))[:, :-1].float()
     if backbone.prompt_in_row:
         ids = torch.cat([prompt.ids, response.ids], dim=1)
@@ -135,7 +135,7 @@ def _require_own_logits(backbone: Backbone) -> None:
 
 
 def _require_cache(backbone: Backbone) -> None:
-    """States read token by token, while rows leave the cache, must be those of whole texts."""
+    """Require token-by-token states, while rows leave the cache, to equal the states of full sequences."""
     prompt, response = _rows(backbone, [5, 6], [7, 5, 9, 3, 6]), _rows(backbone, [8, 9], [4, 11])
     whole = backbone.hidden(prompt, response)
     state, first = backbone.prefill(prompt)
@@ -154,7 +154,7 @@ def _require_cache(backbone: Backbone) -> None:
 
 
 def _can_share_prompts(backbone: Backbone) -> bool:
-    """Return whether two responses in one row have the states of two rows.
+    """Return whether two responses in one row have the same states as in separate rows.
 
     With ALiBi they do not. In bfloat16 the model must also react to its positions: rounding exceeds the effect of ALiBi in a
     small or randomly initialized model.
@@ -173,7 +173,7 @@ def _can_share_prompts(backbone: Backbone) -> bool:
             hook = backbone.model.base_model.register_forward_pre_hook(reverse, with_kwargs=True)
             try:
                 if torch.equal(backbone.hidden(prompt, responses, prompt_of_response), packed):
-                    return False  # the tolerance hides what ALiBi changes where states are large or attention is weak
+                    return False  # the tolerance hides the effect of ALiBi if states are large or attention is weak
             finally:
                 hook.remove()
     except (ValueError, RuntimeError, TypeError, IndexError):

@@ -1,4 +1,4 @@
-"""Optional parts of PPO, one file each. `Extension` is the base class of your own."""
+"""Optional parts of PPO, one file each. Subclass `Extension` to write another."""
 
 from align.ppo.extensions.extension import Extension, OptimizerStep, PolicyEvaluation, TrainingContext
 from align.ppo.records import Experience, RoleOutputs, Rollout, TrainingSignal

@@ -17,7 +17,7 @@ class Extensions(list[Extension]):
     """The extensions of a run, in the order in which their hooks are called. Each method calls a hook of all of them."""
 
     def until_stop(self, updates: Iterable[int], accelerator: Accelerator | None = None) -> Iterator[int]:
-        """Yield updates until `should_stop` of an extension is true on one of the processes (None: on this one)."""
+        """Yield updates until `should_stop` of an extension is true on any process (on this process if None)."""
 
         def wants_to_stop() -> bool:
             return any(call_own_code(f"extension '{item.name}'", getattr, item, "should_stop") for item in self)
@@ -31,7 +31,7 @@ class Extensions(list[Extension]):
         """Return the rewards [B] of every `score`.
 
         Raises:
-            UserError: if one has the name of another, or of `rewards`.
+            UserError: if its name is already used by another extension or in `rewards`.
         """
         extra_scores: dict[str, Tensor] = {}
         for extension in self:

@@ -1,7 +1,7 @@
-"""Find extensions: by the entry points of installed packages, or by module:Class.
+"""Find extensions by the entry points of installed packages, or by module:Class.
 
-The entry points of the group `align.ppo.extensions` name classes. Those of this package have the names of the settings that
-switch them on. Those of other packages are named in the setting `extensions`.
+The entry points of the group `align.ppo.extensions` name classes. Extensions of this package have the names of the settings
+that enable them. Extensions of other packages are listed in the setting `extensions`.
 """
 
 import inspect
@@ -26,13 +26,13 @@ REMOVED_HOOKS = {
     "after_evaluation": "evaluate",
     "resume": "load_state_dict",
 }
-"""Hooks of earlier versions, and those that replace them."""
+"""Hooks of earlier versions, and their replacements."""
 
 
 @cache
 def installed_extensions() -> dict[str, EntryPoint]:
-    """Return the entry points of all installed packages by name; of several with one name, the first on `sys.path`."""
-    # `entry_points` reads one distribution of a name: metadata that an earlier installation left would hide the others.
+    """Return the entry points of all installed packages by name. The first on `sys.path` takes precedence."""
+    # `entry_points` reads one distribution per name, so metadata left by an earlier installation would hide others.
     points = [point for package in distributions() for point in package.entry_points if point.group == GROUP]
     return {point.name: point for point in reversed(points)}
 
@@ -42,10 +42,10 @@ def configured_extensions(config: Settings, **objects: Any) -> Extensions:
 
     Args:
         config: the settings of PPO.
-        objects: for the extension of this setting, an object in memory in addition to its value.
+        objects: objects in memory by setting name, passed to the setting's extension in addition to its value.
 
     Raises:
-        UserError: for an invalid setting, or an extension that cannot be imported.
+        UserError: if a setting is invalid, or an extension cannot be imported.
     """
     extensions = Extensions()
     for name, value in extension_settings(config):
@@ -55,16 +55,16 @@ def configured_extensions(config: Settings, **objects: Any) -> Extensions:
         extensions.append(extension_class(value, *([objects[name]] if name in objects else [])))
         extensions[-1].name = name
     extensions += [user_extension(name) for name in getattr(config, "extensions", [])]
-    # What selects the policy to keep reads the scores that all others have changed.
+    # Extensions that select the policy come last: they read the scores that all others have changed.
     return Extensions(sorted(extensions, key=lambda extension: bool(extension.selects_by)))
 
 
 def extension_settings(config: Settings, all_of_them: bool = False, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield name and value of each setting that switches an extension on; `block.setting` is one in a block.
+    """Yield name and value of each setting that enables an extension, as `block.setting` inside a block.
 
     Args:
-        all_of_them: also those that are off.
-        prefix: of the names.
+        all_of_them: whether to include disabled extensions.
+        prefix: prefix of the names.
     """
     for item in fields(config):
         value = getattr(config, item.name)

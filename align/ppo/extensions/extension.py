@@ -1,4 +1,4 @@
-"""The base class of extensions, and what its hooks receive."""
+"""The base class of extensions, and the arguments of its hooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ from align.training.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
-    """The run of an extension, and values of PPO's settings."""
+    """The run of an extension, and values of PPO settings."""
 
     run: Run
     """Its `config`, `model_config` and `optimization` have the settings that all stages share."""
     policy: LoadedModel
     training_prompts: Sequence[EncodedPrompt]
     prompts: Sequence[EncodedPrompt]
-    """All prompts that responses will be sampled for: those of training and of evaluations."""
+    """All prompts for sampling, in training and evaluation."""
     total_updates: int
     critic_warmup: int
     samples_per_prompt: int
@@ -42,7 +42,7 @@ class OptimizerStep:
     update: int
     epoch: int
     minibatch: int
-    """Its number within the epoch."""
+    """Step number within the epoch."""
     responses: int
     metrics: Mapping[str, float]
     """Metrics of the minibatch, such as `policy/approx_kl`."""
@@ -53,7 +53,7 @@ class PolicyEvaluation:
     """Responses to the validation prompts and their scores, which extensions may change before metrics are computed."""
 
     update: int
-    """0: the initial policy."""
+    """0 for the initial policy."""
     rollout: Rollout
     scores: Tensor
     """[B] rewards, before `missing_eos`."""
@@ -62,9 +62,9 @@ class PolicyEvaluation:
     """KL to the reference, in nats per response."""
     kl_per_token: float
     selection_scores: Tensor | None = None
-    """[B] by which the policy to keep is selected; None: `scores`."""
+    """[B] scores for selecting the policy to keep. If None, `scores`."""
     columns: dict[str, Tensor] = field(default_factory=dict)
-    """[B] each: further columns of samples.jsonl."""
+    """Further columns [B] of samples.jsonl."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further metrics, logged as `validation/<name>`."""
     messages: list[str] = field(default_factory=list)
@@ -77,18 +77,18 @@ class PolicyEvaluation:
 
 
 class Extension:
-    """An optional part of PPO. All hooks do nothing; override those that you need.
+    """An optional part of PPO. By default, hooks do nothing; override the required ones.
 
-    Every process calls each hook and must get the same result.
+    Every process calls every hook, and results must be identical.
 
     Attributes:
-        name: of its setting or entry point, or module:Class; the name of its state in checkpoints.
-        modules: frozen models that it keeps in memory, set by `load`.
-        adapters: reward models that it has put on the policy's base, set by `load`.
+        name: name of its setting or entry point, or module:Class. Checkpoints store its state under this name.
+        modules: frozen models in memory, set by `load`.
+        adapters: reward models that it added to the policy's base, set by `load`.
         gives_scores: whether `score` or `shape` is a reward. Such a run needs no other.
-        selects_by: name of the scores by which it selects the policy to keep; empty: it does not. Its hooks are called last.
-        should_stop: whether training ends before the next update; true on one process ends it on all.
-        card: lines of the model card by their titles.
+        selects_by: name of the scores by which it selects the policy to keep, or empty. Its hooks are called last.
+        should_stop: whether to stop before the next update. If true on one process, all processes stop.
+        card: lines of the model card by title.
     """
 
     name: str = ""
@@ -106,18 +106,18 @@ class Extension:
         """Receive the engine and the roles, before a checkpoint is loaded."""
 
     def score(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return extra rewards [B] by name, which are added to the others; called for training and in evaluations."""
+        """Return extra rewards [B] by name, which are added to the others. Called in training and in evaluations."""
         return {}
 
     def shape(self, signal: TrainingSignal, rollout: Rollout, old: RoleOutputs) -> TrainingSignal:
-        """Return the training signal, with changed scores, or rewards or weights of tokens; not called in evaluations.
+        """Return the training signal with changed scores, token rewards or token weights. Not called in evaluations.
 
         Use `dataclasses.replace(signal, scores=...)`. `missing_eos` is applied to the scores afterward, not to token
         rewards.
 
         Args:
-            signal: the sums of all rewards, or the output of an earlier extension. Add to `signal.components` what is to
-                be logged as `reward/<name>`.
+            signal: the sums of all rewards, or the output of an earlier extension. Add entries to `signal.components` to
+                log them as `reward/<name>`.
             old: log-probs of policy and reference, and values, before the update.
         """
         return signal
@@ -137,7 +137,7 @@ class Extension:
         """Return the FLOPs that the extension added to an update.
 
         Args:
-            lengths: tokens of each prompt, and of the responses that share it.
+            lengths: number of tokens of each prompt, and of the responses that share it.
         """
         return 0.0
 
@@ -147,15 +147,15 @@ class Extension:
     def state_dict(self) -> Any:
         """Return the state for a checkpoint: JSON values, or a dict of JSON values and tensors, equal on every process.
 
-        Before `after_update`, replace a tensor of the state instead of changing it in place: a stop may save the
-        state of the beginning of the update.
+        Before `after_update`, replace tensors of the state instead of changing them in place: a stop may save the
+        state from the beginning of the update.
         """
         return {}
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned; tensors are on the CPU."""
+        """Restore the state returned by `state_dict`. Tensors are on the CPU."""
 
     @property
     def has_state(self) -> bool:
-        """Whether checkpoints contain a state of it."""
+        """Whether checkpoints contain its state."""
         return type(self).state_dict is not Extension.state_dict

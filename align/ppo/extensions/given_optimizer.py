@@ -16,8 +16,8 @@ class GivenOptimizer(Extension):
     """Replaces the engine's optimizer and the learning rates of the settings.
 
     Args:
-        optimizer: over all trained weights, which must be in float32; it may also hold frozen weights.
-        scheduler: of that optimizer; None: learning rates are constant.
+        optimizer: optimizer over all trained weights, which must be float32. It may also contain frozen weights.
+        scheduler: learning rate scheduler of the optimizer. If None, learning rates are constant.
 
     Raises:
         UserError: if the scheduler has no optimizer, belongs to another one, or needs a metric.

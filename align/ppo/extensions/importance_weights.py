@@ -42,8 +42,8 @@ def importance_weights(log_probs: Tensor, engine_log_probs: Tensor, cap: float) 
     importance sampling; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training").
 
     Args:
-        log_probs: of the policy at sampling time, without gradient.
-        engine_log_probs: of the same tokens, as the engine computed them.
-        cap: at least 1.
+        log_probs: the policy's log-probs at sampling time, without gradient.
+        engine_log_probs: the engine's log-probs of the same tokens.
+        cap: maximum weight, at least 1.
     """
     return torch.exp((log_probs - engine_log_probs).clamp(max=math.log(cap)))

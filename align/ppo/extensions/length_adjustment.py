@@ -11,7 +11,7 @@ from align.ppo.records import RoleOutputs, Rollout, TrainingSignal
 
 
 class LengthAdjustment(Extension):
-    """Subtracts a share of the length-correlated part of each rollout's scores, by regression among answers to a prompt."""
+    """Subtracts a fraction of the length-correlated part of a rollout's scores, by regression among answers to a prompt."""
 
     def __init__(self, share: float) -> None:
         self.share, self.slope = share, 0.0
@@ -31,8 +31,8 @@ class LengthAdjustment(Extension):
 class HoldLength(Extension):
     """Rewards tokens while responses are shorter than in the first rollout, and penalizes them while they are longer.
 
-    The reward of a token is `gain` times the relative deviation of the rollout's mean length. It is taken relative to the
-    other answers to a prompt, so that the mean score of a prompt stays.
+    The reward of a token is `gain` times the relative deviation of the rollout's mean length. It is relative to the other
+    answers to a prompt, so the mean score of a prompt does not change.
     """
 
     def __init__(self, gain: float) -> None:
@@ -64,11 +64,11 @@ def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -
     It is 0 if no two complete answers to a prompt differ in length.
 
     Args:
-        scores: [B], the answers to one prompt side by side.
+        scores: [B], with answers to the same prompt adjacent.
         lengths: [B] response tokens.
-        ended: [B] True for complete responses. Truncated ones are left out: they are among the longest, and their score is
-            low because they are truncated.
-        samples: answers to each prompt.
+        ended: [B] True for complete responses. Truncated responses are left out: they are among the longest, and have low
+            scores because they are truncated.
+        samples: number of answers per prompt.
     """
     longer = _from_group_mean(lengths.double(), ended, samples) * ended
     squares = float(longer.square().sum())
@@ -76,11 +76,11 @@ def length_slope(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int) -
 
 
 def adjust_for_length(scores: Tensor, lengths: Tensor, ended: Tensor, samples: int, slope: float) -> Tensor:
-    """Scores [B] less `slope` for each token that a response is longer than its prompt's mean; arguments as `length_slope`.
+    """Subtract `slope` from scores [B] per token above the prompt's mean length. For other arguments, see `length_slope`.
 
-    The mean is that of the complete answers, or of all answers to a prompt without one; the mean score of a prompt's
-    complete answers stays. Truncated answers are adjusted too: otherwise the longest answers alone would keep the effect of
-    their length.
+    The mean is over complete answers, or over all answers if a prompt has no complete one. The mean score of a prompt's
+    complete answers does not change. Truncated answers are adjusted too; otherwise only the longest answers would keep
+    the effect of their length.
     """
     weights = ended.view(-1, samples)
     weights = torch.where(weights.any(1, keepdim=True), weights, True).flatten()
@@ -88,7 +88,7 @@ def adjust_for_length(scores: Tensor, lengths: Tensor, ended: Tensor, samples: i
 
 
 def _from_group_mean(values: Tensor, chosen: Tensor, samples: int) -> Tensor:
-    """Distance of each value [B] from the mean of those chosen among its prompt's; of a prompt without any, from 0."""
+    """Return the difference of each value [B] from the mean of its prompt's chosen values (0 without any)."""
     grouped, weights = values.view(-1, samples), chosen.view(-1, samples).to(values.dtype)
     means = (grouped * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
     return (grouped - means).flatten()

@@ -1,4 +1,4 @@
-"""InstructGPT's ptx: a language-model loss on demonstrations or raw text, added to PPO's loss against forgetting."""
+"""InstructGPT's ptx: a language-model loss on demonstrations or raw text, added to PPO's loss to prevent forgetting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from align.sft.loss import demonstration_loss
 from align.training.engine import TrainEngine
 
 FITTED_EXAMPLES = 16
-"""Examples checked at the start for whether they fit the model."""
+"""Number of examples that are checked against the model's limits at the start."""
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ class PtxSettings(Settings):
 
 @dataclass(frozen=True)
 class PtxExample:
-    """One row: a prompt, responses to it that do not see each other, and masks of the tokens in the loss."""
+    """One row: a prompt, its responses, which do not attend to each other, and masks of the tokens in the loss."""
 
     prompt: list[int]
     responses: list[list[int]]
@@ -60,14 +60,14 @@ class PtxExample:
 
 
 class PtxExamples:
-    """Demonstrations or raw texts that training examples are drawn from at random.
+    """Demonstrations or raw text, from which training examples are drawn at random.
 
     Args:
-        max_tokens: longest prompt, and longest response, of a demonstration.
-        seed: decides the draws.
+        max_tokens: maximum length of the prompt, and of the response, of a demonstration.
+        seed: seed of the random draws.
 
     Raises:
-        UserError: for data or settings that do not fit the model.
+        UserError: if data or settings do not fit the model.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PtxExamples:
         self.draw(FITTED_EXAMPLES, (0,))
 
     def _read(self, policy: LoadedModel, max_tokens: int, skip_bad_rows: bool) -> Sequence[PtxExample | list[int]]:
-        """Read the data: finished examples, or pieces of text whose target is drawn each time."""
+        """Read the data: complete examples, or pieces of text whose target is drawn each time."""
         settings = self.settings
         if self.text is None:
             limits = Limits(max_tokens, max_tokens, "truncate", ("max_prompt_tokens", "max_prompt_tokens"))
@@ -104,7 +104,7 @@ class PtxExamples:
         return PtxExample.from_ids(*self.text.example(item, random))
 
     def draw(self, count: int, key: tuple[int, ...]) -> list[PtxExample]:
-        """Draw random examples: the same with the same noise for the same key."""
+        """Draw random examples, which depend only on `key`."""
         random = generator(self.seed, RngStream.PTX_ROWS, *key)
         items = [self.items[row] for row in random.integers(len(self.items), size=count).tolist()]
         examples = [self._example(item, random) for item in items]
@@ -114,7 +114,7 @@ class PtxExamples:
         return examples
 
     def flops(self, example: PtxExample) -> float:
-        """FLOPs of training on an example."""
+        """Return the FLOPs of training on an example."""
         return group_flops(self.backbone, self.profile, example, predicted=list(map(len, example.responses)))
 
 
@@ -145,7 +145,7 @@ class PtxLoss(Extension):
         return {"loss/ptx": engine.reduce_gradients()["loss"] / self.settings.coef}
 
     def _loss(self, examples: Sequence[PtxExample], tokens: int) -> BatchLoss:
-        """Return a micro-batch's share of the loss, a mean over `tokens` tokens."""
+        """Return a micro-batch's contribution to the loss, which is a mean over `tokens` tokens."""
         device = self.engine.accelerator.device
         inputs = pack_rankings(examples, device)
         rows = [list(map(int, mask)) for example in examples for mask in example.masks]

@@ -30,13 +30,13 @@ class SelectionSettings(Settings):
 
 
 class RewardModelSelection(Extension):
-    """Selects the policy to keep by its selection reward, and stops a run in which it falls while the reward rises.
+    """Selects the policy to keep by its selection reward, and stops a run if it falls while the reward rises.
 
     An evaluation counts toward the patience if the selection reward is below its best so far and the reward is above its
     value there (Gao et al. 2022).
 
     Args:
-        reward_model: replaces the reward model that the settings name.
+        reward_model: overrides the reward model in the settings.
 
     Raises:
         UserError: if neither is given, or it is not a reward model.
@@ -96,7 +96,7 @@ class RewardModelSelection(Extension):
             evaluation.messages.append(self._stop_message())
 
     def _count(self, point: dict[str, float]) -> None:
-        """Record an evaluation, and count those in a row with a higher reward but a lower selection reward than the best."""
+        """Record an evaluation. Count consecutive ones with a higher reward but a lower selection reward than the best."""
         self.latest = point
         if self.best is None or point["selection_reward"] >= self.best["selection_reward"]:
             self.best, self.count = point, 0
@@ -116,11 +116,11 @@ class RewardModelSelection(Extension):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the count, the best evaluation and what its scores were measured on."""
+        """Return the count, the best evaluation, and the data and settings of its scores."""
         return {"count": self.count, "best": self.best, "measure": self._measure()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, unless scores are measured on something else now."""
+        """Restore the state returned by `state_dict`, unless the data or settings of scores have changed."""
         if state.get("measure", self._measure()) == self._measure():
             self.count, self.best = state["count"], state["best"]
 

@@ -31,9 +31,9 @@ from align.training.run import Run
 
 Item = TypeVar("Item")
 MODELS = "models"
-"""The name of the digests of loaded models, which older checkpoints lack."""
+"""Name of the digests of loaded models, which older checkpoints lack."""
 NOT_REQUIRED = ("callbacks", MODELS)
-"""Objects without which a run resumes: their states change no weight."""
+"""Optional objects on resuming: their states do not affect weights."""
 Files = dict[str, tuple[Mapping[str, Tensor], dict[str, str] | None]]
 """The files that one process writes, by name: tensors, and the metadata in their header."""
 
@@ -44,12 +44,12 @@ class Stateful(Protocol):
     def state_dict(self) -> Any:
         """Return JSON values, or a dict whose values are JSON values and tensors that are the same on every process.
 
-        Tensors may be values of the dict itself, not deeper. Before the first optimizer step of an update they must be
-        replaced, not changed in place, because a stop may save the state of its beginning.
+        Tensors must be at the top level of the dict. Before the first optimizer step of an update they must be replaced,
+        not changed in place, because a stop may save the state from the beginning of the update.
         """
 
     def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned. Every process calls this."""
+        """Restore the state returned by `state_dict`. Every process calls this."""
 
 
 class Checkpoint:
@@ -91,7 +91,7 @@ class Checkpoint:
                 unnamed.close()
                 rotate_checkpoints(run.folder, run.config.save_total_limit)
 
-        with ExitStack() as unnamed:  # no step begins before the previous one has ended on every process
+        with ExitStack() as unnamed:  # each step starts only after all processes finish the previous one
             _on_all(collect, run, target)
             folder = Path(_on_all(make, run, target)[0])
             written = _on_all(lambda: _write_own(folder, files), run, target)
@@ -116,8 +116,8 @@ class Checkpoint:
     def load(self) -> int:
         """Restore the run's last complete checkpoint; return the update after which it was written, 0 if there is none.
 
-        Raise a UserError, on every process, if one of them cannot load it, or it belongs to another model or other data. A
-        run that has trained is refused too: it would begin again at update 1, with trained weights.
+        Raise a UserError, on every process, if one of them cannot load it, it belongs to another model or other data, or
+        this run has already trained. It would start at update 1 with trained weights.
         """
         run, folder = self.run, self.run.checkpoint
         if run.update:
@@ -184,7 +184,7 @@ def _write_own(folder: Path, files: Files) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def restoring(run: Run) -> Iterator[None]:
-    """Turn errors of restoring state into a UserError that names the checkpoint, whose checksums were right before."""
+    """Convert errors while restoring state to a UserError that names the checkpoint, whose checksums were valid."""
     try:
         yield
     except UserError as error:

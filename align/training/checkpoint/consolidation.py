@@ -15,18 +15,18 @@ from align.training.checkpoint.state import AVERAGE, StoredState
 from align.training.run_folder import read_settings
 
 PLACE = "backbone.model."
-"""Where every stage's module has the model that it trains."""
+"""Name of the trained model in every stage's module."""
 
 
 def consolidate(source: Path, output: Path) -> Path:
     """Save the policy of a checkpoint, or the mean of its weights, as a folder that loads elsewhere; return the checkpoint.
 
     Args:
-        source: a run's folder, whose last whole checkpoint is taken, or a checkpoint in it.
-        output: the folder to write; replaced in one step. Leftovers of a killed call beside it are removed.
+        source: a run's folder, for its last complete checkpoint, or a checkpoint in it.
+        output: folder to write, replaced atomically. Temporary files of a killed call are removed.
 
     Raises:
-        UserError: if it is broken, holds no policy, or the model that the run started from cannot be loaded.
+        UserError: if the checkpoint is damaged or contains no policy, or the run's initial model cannot be loaded.
     """
     if (source / "trainer.json").exists():
         if fault := integrity_error(source):

@@ -16,11 +16,11 @@ from align.runtime.distributed import gather_rows, run_on_main, shard_of_process
 
 CHECKSUMS = "checksums.json"
 FORMAT = 4
-"""The number in `checksums.json`; it changes when a checkpoint's files do."""
+"""Format version in `checksums.json`. Increase it when the files of a checkpoint change."""
 
 
 def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = None) -> None:
-    """Store size and SHA-256 of each file of a folder; `known` has those that other processes have read already."""
+    """Store size and SHA-256 of each file of a folder. `known` has the checksums from other processes."""
     files = dict(known or {})
     for path in sorted(folder.iterdir()):
         if path.name not in files:
@@ -29,13 +29,13 @@ def write_checksums(folder: Path, known: Mapping[str, dict[str, Any]] | None = N
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Size and SHA-256 of a file, read from the disk and not from the page cache."""
+    """Return size and SHA-256 of a file, read from the disk and not from the page cache."""
     drop_page_cache(path)
     return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 
 
 def drop_page_cache(path: Path) -> None:
-    """Write a file to the disk and drop it from the system's cache: the next read is from the disk."""
+    """Write a file to the disk and drop it from the page cache, so that the next read is from the disk."""
     sync(path)
     if hasattr(os, "posix_fadvise"):
         descriptor = os.open(path, os.O_RDONLY)
@@ -51,13 +51,13 @@ def _digest(path: Path) -> str:
 
 
 def integrity_error(folder: Path) -> str:
-    """The fault in a checkpoint's files, or ""."""
+    """Return the fault in a checkpoint's files, or ""."""
     files, fault = _stored_files(folder)
     return fault or _damage(folder, files)
 
 
 def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
-    """The files of a checkpoint, the largest first, with their SHA-256, and the fault in their names and sizes, or ""."""
+    """Return a checkpoint's files with SHA-256, largest first, and the fault in their names and sizes, or ""."""
     if not (folder / CHECKSUMS).exists():
         return [], f"{CHECKSUMS} is missing; an earlier version wrote it, or part of it was removed"
     try:
@@ -77,7 +77,7 @@ def _stored_files(folder: Path) -> tuple[list[tuple[str, str]], str]:
 
 
 def _damage(folder: Path, files: Sequence[tuple[str, str]]) -> str:
-    """The first of some files, given with their SHA-256, that holds other bytes than were written; "" if none does."""
+    """Return an error for the first file whose SHA-256 differs from the given one, or ""."""
     try:
         damaged = (name for name, expected in files if _digest(folder / name) != expected)
         return next((f"{name} holds other bytes than were written" for name in damaged), "")
@@ -90,12 +90,12 @@ def _unreadable(folder: Path, error: OSError) -> str:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints in a run's folder by the update after which they were written, in its order."""
+    """Return the complete checkpoints in a run's folder by update, in ascending order."""
     return numbered_paths(folder / "checkpoints", "update-")
 
 
 def latest_valid_checkpoint(folder: Path, accelerator: Accelerator | None = None) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint of a run, and the faults of those after it; all processes share the reading.
+    """Return the newest undamaged checkpoint of a run, and the faults of later ones. All processes share the reading.
 
     Without an accelerator, this process reads all. Raise a UserError, on every process, if all checkpoints are damaged.
     """
@@ -144,7 +144,7 @@ def checkpoint_to_resume(choice: bool | str, folder: Path, accelerator: Accelera
 
 
 def _no_checkpoint(given: Path) -> str:
-    """Return the error for a folder that is no checkpoint, with the run's newest checkpoint as an example; or ""."""
+    """Return the error for a folder that is not a checkpoint, with the run's newest one as an example; or ""."""
     if any((given / name).exists() for name in (CHECKSUMS, "trainer.json")):
         return ""
     near = [path for place in (given.parent.parent, given.parent, given) for path in checkpoints_in(place).values()]
@@ -154,7 +154,7 @@ def _no_checkpoint(given: Path) -> str:
 
 
 def _fault_on_any(path: Path, accelerator: Accelerator) -> str:
-    """What any process finds wrong with its share of a checkpoint's files. Raises a UserError if one does not see a file."""
+    """Return a fault that any process finds in its part of a checkpoint's files. Raise a UserError if a file is missing."""
     files, fault = run_on_main(lambda: _stored_files(path), accelerator)
     if fault:
         return fault

@@ -1,4 +1,4 @@
-"""The state of an engine on disk: whole, or one file for each process with its parts.
+"""The state of an engine on disk: one file, or one file per process with its parts.
 
 A part is a contiguous run of a flattened tensor; the file's header names the run. Any number of processes, under any ZeRO
 stage or none, reads only the ranges that it needs. A part of `torch.distributed.checkpoint` is a box of its tensor, which
@@ -20,13 +20,13 @@ from align.core.errors import UserError
 STATE_FILE = "state.safetensors"
 """The file of a state that is not sharded."""
 AVERAGE = "average"
-"""The name of the averaged weights in a checkpoint, next to those of the optimizer's state."""
+"""Name of the averaged weights in a checkpoint, next to the names of the optimizer's state."""
 SHARDS = "shards"
 """The key in a file's header: JSON of each tensor's name to its shard's start and the full shape."""
 
 
 class FlatTensorSlice(NamedTuple):
-    """The part of a flattened tensor of a `shape` that one process keeps: `values` [n] from the index `start` on."""
+    """One process's part of a flattened tensor with a `shape`: `values` [n] from index `start`."""
 
     values: Tensor
     start: int
@@ -40,18 +40,18 @@ class _Place(NamedTuple):
 
 
 def shard_file(process: int, processes: int) -> str:
-    """The name of a process's file."""
+    """Return the name of a process's file."""
     return f"state-{process:05d}-of-{processes:05d}.safetensors"
 
 
 def tensors_of_shards(shards: Mapping[str, FlatTensorSlice]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a process's file, and the file's header."""
+    """Return the tensors of a process's file, and the file's header."""
     places = {name: [shard.start, list(shard.shape)] for name, shard in shards.items()}
     return {name: shard.values.detach().cpu() for name, shard in shards.items()}, {SHARDS: json.dumps(places)}
 
 
 class StoredState(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name, read on access, whole or in part.
+    """The tensors of a checkpoint by name, read on access, completely or in part.
 
     Raise a UserError if a part is missing, or two parts overlap.
     """
@@ -92,7 +92,7 @@ class StoredState(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def part(self, name: str, start: int, count: int) -> Tensor:
-        """[count] numbers of a flattened tensor from `start` on."""
+        """Return `count` elements of a flattened tensor from `start`."""
         parts = []
         for place in self._places[name]:
             first = max(start, place.start) - place.start
@@ -102,7 +102,7 @@ class StoredState(Mapping[str, Tensor]):
         return torch.cat(parts) if parts else torch.empty(0)
 
     def _read(self, name: str, place: _Place, first: int, last: int) -> Tensor:
-        """Numbers `first` to `last` of the flattened tensor of one file."""
+        """Return elements `first` to `last` of a flattened tensor in one file."""
         stored: Any = self._open[place.file].get_slice(name)
         shape: Sequence[int] = stored.get_shape()
         if not shape:
@@ -115,7 +115,7 @@ class StoredState(Mapping[str, Tensor]):
 
 
 def require_same_weights(shapes: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a UserError if the masters in the shapes of a stored state are not those of a module's weights, by name."""
+    """Raise a UserError if the names or shapes of stored masters differ from a module's weights."""
     stored = {name.removeprefix("master/"): shape for name, shape in shapes.items() if name.startswith("master/")}
     different = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if different:

@@ -224,7 +224,7 @@ class PPOTrainer(KnownArguments):
 
         Args:
             query_tensor: token ids [L] of a query, or a list with the token ids of several queries.
-            length_sampler: draws `max_new_tokens` for each batch.
+            length_sampler: function that draws `max_new_tokens` for each batch.
             batch_size: number of queries per batch.
             return_prompt: whether to return queries with their responses. T5 models return only responses.
             generate_ref_response: whether to sample from the reference as well.
