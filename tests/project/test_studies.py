@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from benchmarks.studies import t5_from_scratch
 from tests.files import ROOT
 from tests.project.markdown import page, table
 
@@ -31,3 +32,11 @@ def test_the_table_of_the_critics_study(seed):
     rate, low, high = map(float, re.findall(r"[\d.]+", rows["blind win rate against the SFT model"]))
     assert rate == pytest.approx(100 * total / 248, abs=0.05)
     assert low < rate < high
+
+
+def test_the_tables_of_the_study_of_t5():
+    text = page("studies/t5-from-scratch")
+    rows = [json.loads(line) for line in (FOLDER.parent / "t5-from-scratch" / "results.jsonl").read_text().splitlines()]
+    assert {(row["model"], row["seed"]) for row in rows} == {(kind, seed) for kind in ("t5", "gpt2") for seed in (1, 2, 3)}
+    assert t5_from_scratch.table(rows) in text
+    assert t5_from_scratch.mistakes(rows) in text
