@@ -251,7 +251,7 @@ def test_a_lead_adds_and_revokes_a_token_on_the_page(any_server, browser):
     panel, name = open_tab(page, "Users"), f"page-{secrets.token_hex(3)}"
     expect(panel.get_by_role("button", name="Revoke")).to_be_hidden()
     panel.get_by_label("Token name").fill(name)
-    panel.get_by_label(re.compile("^export: ")).check()
+    panel.get_by_label(f"export: {SCOPES['export']}").check()
     panel.get_by_role("button", name="Add token").click()
     result = panel.get_by_label("Token status")
     expect(result).to_have_value(re.compile(rf"^Token {name} \(shown only once\): align_"))
