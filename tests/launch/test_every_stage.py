@@ -17,12 +17,7 @@ OF_TWO = {
     "cpu2": ("sft/tiny-llama/4", "reward/tiny-llama/0", "ppo/tiny-llama/0"),  # PPO learns from the reward model
     "zero3": ("reward/tiny-t5/4", "dpo/tiny-t5/0"),
 }
-"""Each stage once; the full run has all cases."""
-EACH_PAIR = (
-    *("sft/tiny-llama/0", "reward/tiny-llama/4", "dpo/tiny-llama/4", "reward/encoder/0"),
-    *("sft/tiny-t5/4", "reward/tiny-t5/0", "dpo/tiny-t5/0", "ppo/tiny-t5/0", "ppo/tiny-llama/4", "ptx/tiny-llama/4"),
-)
-"""For settings that shard less, or otherwise, than those that run all cases: each pair of stage, model and rank."""
+"""Each stage once; the full run has all cases under all settings."""
 OF_FOUR = (
     *("sft/tiny-t5/4", "reward/tiny-llama/0", "reward/encoder/4", "dpo/tiny-t5/0"),
     *("ppo/tiny-llama/0", "ppo/tiny-t5/4"),
@@ -52,8 +47,7 @@ def train_alone(tmp_path_factory: pytest.TempPathFactory, sharpen) -> Callable[.
     ("settings", "processes", "cases"),
     [
         *(pytest.param(settings, 2, cases, marks=pytest.mark.part) for settings, cases in OF_TWO.items()),
-        *(pytest.param(settings, 2, tuple(CASES), marks=pytest.mark.slow) for settings in ("cpu2", "zero2", "zero3")),
-        *(pytest.param(settings, 2, EACH_PAIR, marks=pytest.mark.slow) for settings in ("zero1", "zero3-offload")),
+        *(pytest.param(settings, 2, tuple(CASES), marks=pytest.mark.slow) for settings in SETTINGS),
         *(pytest.param(settings, 4, OF_FOUR, marks=pytest.mark.slow) for settings in SETTINGS),
     ],
 )
